@@ -1,0 +1,1 @@
+"""What a plan costs: work, bytes, memory and links. Imports no torch."""

@@ -1,0 +1,1 @@
+"""Writes the best plan for a launcher."""

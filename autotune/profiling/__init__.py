@@ -1,0 +1,1 @@
+"""Everything that runs torch: model, executor, meters, worker and launcher."""

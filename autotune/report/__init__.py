@@ -1,0 +1,1 @@
+"""Draws schedules and prints tables."""

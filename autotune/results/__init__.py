@@ -1,0 +1,1 @@
+"""The results table: columns, storage and comparison statistics."""

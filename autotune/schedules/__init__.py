@@ -1,0 +1,1 @@
+"""Pipeline schedules: passes, generators, checks and simulation. Imports no torch."""

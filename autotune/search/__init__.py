@@ -1,0 +1,1 @@
+"""The Optuna study that picks plans and records every one as a row."""

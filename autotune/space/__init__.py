@@ -1,0 +1,1 @@
+"""The search space: model, cluster, training, plans and the rules that refuse them. Imports no torch."""
