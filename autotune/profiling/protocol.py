@@ -1,0 +1,121 @@
+"""The request a worker reads and the reports its ranks write: plain JSON, so any command can stand in. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from autotune.schedules.schedule import Schedule
+from autotune.space.cluster import ClusterSpec, Link
+from autotune.space.model import ModelSpec
+from autotune.space.plan import Plan
+from autotune.space.training import TrainingSpec
+
+__all__ = ["PassTime", "RankReport", "TrialRequest"]
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """Everything one rank needs to run one plan.
+
+    Attributes:
+        trial: number of the trial in its study.
+        schedule: the passes to execute; the same object that was checked and simulated.
+        measure_memory: meter peak memory in a step of its own after the timed ones.
+    """
+
+    trial: int
+    plan: Plan
+    schedule: Schedule
+    model: ModelSpec
+    cluster: ClusterSpec
+    training: TrainingSpec
+    warmup_steps: int = 1
+    measured_steps: int = 3
+    measure_memory: bool = True
+
+    def to_dict(self) -> dict:
+        """Plain JSON values; `from_dict` reads them back."""
+        return {
+            "version": PROTOCOL_VERSION,
+            "trial": self.trial,
+            "plan": self.plan.to_dict(),
+            "schedule": self.schedule.to_dict(),
+            "model": asdict(self.model),
+            "cluster": asdict(self.cluster),
+            "training": asdict(self.training),
+            "warmup_steps": self.warmup_steps,
+            "measured_steps": self.measured_steps,
+            "measure_memory": self.measure_memory,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict) -> TrialRequest:
+        """The request that `to_dict` wrote."""
+        cluster = values["cluster"]
+        links = {k: Link(**cluster[k]) for k in ("intra_node", "inter_node")}
+        return cls(
+            trial=values["trial"],
+            plan=Plan.from_dict(values["plan"]),
+            schedule=Schedule.from_dict(values["schedule"]),
+            model=ModelSpec(**values["model"]),
+            cluster=ClusterSpec(**{**cluster, **links}),
+            training=TrainingSpec(**values["training"]),
+            warmup_steps=values["warmup_steps"],
+            measured_steps=values["measured_steps"],
+            measure_memory=values["measure_memory"],
+        )
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """Time of one kind of pass of one stage in one step: medians over the step's microbatches, waiting excluded."""
+
+    kind: str
+    stage: int
+    cpu_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank writes to `rank-N.json` when it is done (or has failed).
+
+    Attributes:
+        state: `ok`, `oom` or `failed`.
+        error: last lines of the failure, empty if none.
+        failed_at: UNIX time of the failure, so that the first failing rank can be told from its followers.
+        step_wall_s: wall time of every measured step.
+        passes: for every measured step the times of its passes.
+        optimizer_cpu_s: CPU time of the optimizer step, one entry a measured step.
+        collective_bytes: bytes a rank contributes a step, by collective: `tp` and `dp` (None when not counted).
+        losses: mean loss per token of every measured step; empty on ranks that don't hold the last stage.
+    """
+
+    rank: int
+    state: Literal["ok", "oom", "failed"]
+    error: str = ""
+    failed_at: float | None = None
+    step_wall_s: tuple[float, ...] = ()
+    passes: tuple[tuple[PassTime, ...], ...] = ()
+    optimizer_cpu_s: tuple[float, ...] = ()
+    collective_bytes: dict[str, int] | None = None
+    peak_memory_bytes: int | None = None
+    losses: tuple[float, ...] = ()
+    torch: str = ""
+    device: str = ""
+
+    def to_dict(self) -> dict:
+        """Plain JSON values; `from_dict` reads them back."""
+        return asdict(self) | {"version": PROTOCOL_VERSION}
+
+    @classmethod
+    def from_dict(cls, values: dict) -> RankReport:
+        """The report that `to_dict` wrote."""
+        fields = {k: v for k, v in values.items() if k != "version"}
+        fields["passes"] = tuple(tuple(PassTime(**p) for p in step) for step in fields.get("passes", ()))
+        for name in ("step_wall_s", "optimizer_cpu_s", "losses"):
+            fields[name] = tuple(fields.get(name, ()))
+        return cls(**fields)
