@@ -1,0 +1,97 @@
+"""From a schedule to what each device does: its passes with the sends and receives between them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from autotune.errors import UserError
+from autotune.schedules import kernel
+from autotune.schedules.schedule import Pass, Schedule
+
+__all__ = ["Action", "Receive", "Send", "lower"]
+
+
+class Send(NamedTuple):
+    """Give a result of this device to another.
+
+    Attributes:
+        kind: `F` for an activation, `B` for a gradient.
+        stage: the stage that made it; stage + 1 reads an activation, stage - 1 a gradient.
+        peer: the device that receives.
+    """
+
+    kind: Literal["F", "B"]
+    stage: int
+    microbatch: int
+    peer: int
+
+    @property
+    def reader(self) -> int:
+        """The stage that reads the tensor."""
+        return self.stage + 1 if self.kind == "F" else self.stage - 1
+
+    def __str__(self) -> str:
+        return f"send {self.kind}{self.stage}.{self.microbatch} to {self.peer}"
+
+
+class Receive(NamedTuple):
+    """Take a result of another device: `kind`, `stage`, `microbatch` as in its `Send`; `peer` is the sender."""
+
+    kind: Literal["F", "B"]
+    stage: int
+    microbatch: int
+    peer: int
+
+    @property
+    def reader(self) -> int:
+        """The stage that reads the tensor."""
+        return self.stage + 1 if self.kind == "F" else self.stage - 1
+
+    def __str__(self) -> str:
+        return f"receive {self.kind}{self.stage}.{self.microbatch} from {self.peer}"
+
+
+Action = Pass | Send | Receive
+
+
+def lower(schedule: Schedule) -> list[list[Action]]:
+    """For every device its passes, in order, with every send and receive between different devices.
+
+    All devices' lists are cuts of one global order: passes in the order they end when F, B and W take the same time,
+    each followed at once by its send and by the peer's receive. So the receives of a pair of devices are posted in the
+    order of the sends, which backends without tags need, and even transfers that block until they are matched can't
+    deadlock. Neighbouring stages on one device hand over locally: no action.
+
+    Raises:
+        UserError: the schedule deadlocks.
+    """
+    stages, placement = schedule.stages, schedule.placement
+    flat = [(device, item) for device, passes in enumerate(schedule.order) for item in passes]
+    ends = _unit_ends(schedule)
+    actions: list[list[Action]] = [[] for _ in schedule.order]
+    for place in sorted(range(len(flat)), key=ends.__getitem__):
+        device, item = flat[place]
+        actions[device].append(item)
+        if item.kind == "W":
+            continue
+        kind: Literal["F", "B"] = "F" if item.kind == "F" else "B"
+        reader = item.stage + 1 if kind == "F" else item.stage - 1
+        if 0 <= reader < stages and placement[reader] != device:
+            peer = placement[reader]
+            actions[device].append(Send(kind, item.stage, item.microbatch, peer))
+            actions[peer].append(Receive(kind, item.stage, item.microbatch, device))
+    return actions
+
+
+def _unit_ends(schedule: Schedule) -> list[float]:
+    """End of every pass, device after device; F, B and W take 1, BW takes 2, so what is read ends before its reader."""
+    stages = schedule.stages
+    order, first = kernel.encode(schedule)
+    work = kernel.scratch(schedule.devices, stages, schedule.microbatches, len(order))
+    duration = [1.0] * (3 * stages) + [2.0] * stages
+    ran = kernel.run(
+        order, first, stages, schedule.microbatches, duration, [0.0] * (2 * stages), [1] * (2 * stages), **work
+    )
+    if ran < len(order):
+        raise UserError(f"schedule {schedule.name} deadlocks: {ran} of {len(order)} passes can run")
+    return work["end"]
