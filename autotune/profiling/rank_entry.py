@@ -1,0 +1,87 @@
+"""Runs one rank's command: own log file, dies with its parent, and its end is written down.
+
+The elastic launcher starts this file for every rank as `python -I -S rank_entry.py FOLDER COMMAND...`; it uses the
+standard library alone, so it costs some milliseconds. It writes
+
+* `FOLDER/rank-N.log`: what the command printed, both streams;
+* `FOLDER/rank-N.exit.json`: how it ended. A rank that a signal killed can't report itself, and the first rank to end
+  tells the cause from the consequences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(folder: str, command: list[str]) -> int:
+    """Run `command` as the rank that the environment names; its exit code, or 128 + the signal that ended it."""
+    rank = os.environ.get("RANK", "0")
+    _die_with_parent(os.getppid())
+    log = os.open(os.path.join(folder, f"rank-{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    own_pid = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _exec(command, own_pid)
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, forward)
+    _, status, usage = os.wait4(child, 0)
+    ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    exit_code = 128 + ended_by if ended_by is not None else os.WEXITSTATUS(status)
+    _write(
+        os.path.join(folder, f"rank-{rank}.exit.json"),
+        {
+            "rank": int(rank),
+            "exit_code": None if ended_by is not None else exit_code,
+            "signal": ended_by,
+            "ended_at": time.time(),
+            "peak_rss_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        },
+    )
+    return exit_code
+
+
+def _exec(command: list[str], parent: int) -> None:
+    """Become `command`; never returns."""
+    _die_with_parent(parent)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"cannot start {command[0]!r}: {error.strerror}", flush=True)
+        os._exit(127)
+
+
+def _die_with_parent(parent: int) -> None:
+    """SIGKILL for this process when its parent ends (Linux), also if it ended just before."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(137)
+
+
+def _write(path: str, values: dict[str, object]) -> None:
+    """Write JSON so that a reader sees the whole file or none. The trial's verdict must not hang on a full disk."""
+    temporary = f"{path}.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(values, file)
+        os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
