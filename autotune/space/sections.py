@@ -1,0 +1,152 @@
+"""The keys of the space file: one pydantic model a section, each key with its type, legal values and default.
+
+What a key means, its unit and its default stand in its description; docs/space-file.md lists the same keys.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+from autotune.space.plan import Recompute
+from autotune.space.units import parse_bandwidth, parse_size, parse_time
+
+__all__ = [
+    "SECTIONS",
+    "ClusterSection",
+    "LinkSection",
+    "LinksSection",
+    "ModelSection",
+    "SearchSection",
+    "TrainingSection",
+    "TrialSection",
+]
+
+
+def _number_from_text(value: Any) -> Any:
+    """YAML 1.1 reads `1e-5` (no dot) as text."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError("must be a number") from None
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    """A scalar is a list of one."""
+    return value if isinstance(value, list) else [value]
+
+
+Count = Annotated[StrictInt, Field(ge=1, le=2**31 - 1)]
+Number = Annotated[float, BeforeValidator(_number_from_text), Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, BeforeValidator(_number_from_text), Field(gt=0, le=1)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+Time = Annotated[float, BeforeValidator(parse_time)]
+Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth)]
+Counts = Annotated[list[Count], BeforeValidator(_as_list), Field(min_length=1)]
+Recomputes = Annotated[list[Recompute], BeforeValidator(_as_list), Field(min_length=1)]
+Names = Annotated[list[StrictStr], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(_Section):
+    """The decoder-only transformer: a Hugging Face config, or its fields."""
+
+    sequence_length: Count = Field(description="tokens of one sample")
+    hf_config: StrictStr | None = Field(None, description="path of a config.json, relative to the space file")
+    layers: Count | None = Field(None, description="transformer blocks")
+    hidden: Count | None = Field(None, description="width of the model")
+    heads: Count | None = Field(None, description="attention heads")
+    kv_heads: Count | None = Field(None, description="key/value heads; default: heads")
+    head_dim: Count | None = Field(None, description="width of one head; default: hidden / heads")
+    ffn_hidden: Count | None = Field(None, description="width of the MLP")
+    vocab: Count | None = Field(None, description="rows of the token table, before padding to a multiple of tp")
+    activation: Literal["swiglu", "gelu"] = Field("swiglu", description="swiglu: gate, up, down; gelu: up, down")
+    norm: Literal["rmsnorm", "layernorm"] = Field("rmsnorm", description="norm before attention, MLP and head")
+    positions: Literal["rope", "learned"] = Field("rope", description="how positions enter")
+    tied_embeddings: StrictBool = Field(False, description="the head reuses the token table")
+    max_positions: Count | None = Field(None, description="rows of the learned table; default: sequence_length")
+    qkv_bias: StrictBool = Field(False, description="biases on q, k and v")
+    attention_output_bias: StrictBool = Field(False, description="bias on the attention output")
+    mlp_bias: StrictBool = Field(False, description="biases in the MLP")
+    qk_norm: StrictBool = Field(False, description="RMS norm of q and k (Qwen3)")
+    parallel_residual: StrictBool = Field(False, description="attention and MLP read the same input (GPT-NeoX)")
+    gelu_tanh: StrictBool = Field(False, description="the tanh approximation of gelu (GPT-2)")
+    norm_epsilon: Number = Field(1e-5, description="epsilon of the norms")
+    rope_theta: Number = Field(10000.0, description="base of the rope frequencies")
+    rotary_fraction: Fraction = Field(1.0, description="leading share of a head that rope turns (GPT-NeoX)")
+    name: StrictStr | None = Field(None, description="name in tables; default: the config's folder or file name")
+
+
+class LinkSection(_Section):
+    """One level of the network."""
+
+    latency: Time | None = Field(default=None, description="time of a small message, such as 5us")
+    bandwidth: Bandwidth | None = Field(
+        default=None, description="per device and direction, such as 300GB/s or 200Gbit/s"
+    )
+
+
+class LinksSection(_Section):
+    """The network; what is left out comes from the device's defaults."""
+
+    intra_node: LinkSection = Field(default=LinkSection(), description="between devices of one node")
+    inter_node: LinkSection = Field(default=LinkSection(), description="between nodes")
+
+
+class ClusterSection(_Section):
+    """The machines a plan runs on. Every plan uses all devices."""
+
+    nodes: Annotated[StrictInt, Field(ge=1, le=100_000)] = Field(1, description="machines")
+    devices_per_node: Annotated[StrictInt, Field(ge=1, le=1024)] = Field(description="devices of one machine")
+    device: StrictStr = Field("cpu", description="cpu, cuda, or the name of an accelerator")
+    memory_limit: Size | None = Field(None, description="most memory a device may use at its peak, such as 8GiB")
+    links: LinksSection = Field(default=LinksSection(), description="latency and bandwidth of the network")
+
+
+class TrainingSection(_Section):
+    """What one optimizer step trains; the same for every plan."""
+
+    global_batch_size: Count = Field(description="samples of one optimizer step, over all devices")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of parameters and activations")
+    optimizer: Literal["adamw"] = Field("adamw", description="the optimizer")
+    seed: Annotated[StrictInt, Field(ge=0, le=2**63 - 1)] = Field(0, description="of initial weights and tokens")
+    sum_tied_gradients: StrictBool = Field(
+        True, description="whether the worker adds the gradients of a tied embedding on two devices; ours does"
+    )
+
+
+class SearchSection(_Section):
+    """The values to search; dp and the number of microbatches follow from them."""
+
+    pp: Counts | None = Field(None, description="pipeline degrees; default: every divisor of the devices")
+    tp: Counts | None = Field(None, description="tensor degrees; default: every divisor of devices_per_node")
+    micro_batch_size: Counts = Field([1, 2, 4], description="samples of one microbatch")
+    schedule: Names | None = Field(None, description="pipeline schedules; default: 1f1b and its five usual rivals")
+    stages_per_device: Counts = Field([2], description="stages of a device, for interleaved schedules alone")
+    recompute: Recomputes = Field(["none"], description="full: keep a block's input alone and run its forward again")
+    baseline: StrictBool = Field(True, description="add 1f1b to the schedules when it is missing")
+
+
+class TrialSection(_Section):
+    """How one plan is measured."""
+
+    warmup_steps: Count = Field(1, description="optimizer steps before the measured ones")
+    measured_steps: Annotated[StrictInt, Field(ge=3, le=10**6)] = Field(3, description="optimizer steps measured")
+    timeout_s: Number = Field(600.0, description="seconds after which a trial is stopped")
+
+
+SECTIONS: dict[str, type[_Section]] = {
+    "model": ModelSection,
+    "cluster": ClusterSection,
+    "training": TrainingSection,
+    "search": SearchSection,
+    "trial": TrialSection,
+}

@@ -1,0 +1,78 @@
+"""Sizes, times and bandwidths as people write them, read into plain numbers."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["format_bytes", "format_count", "parse_bandwidth", "parse_size", "parse_time"]
+
+_NUMBER = re.compile(r"^\s*(?P<number>[0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*(?P<unit>[^\s0-9.]\S*)?\s*$")
+
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {f"{prefix}i": 1024**power for power, prefix in enumerate("KMGTP", start=1)}
+_BYTES = {f"{prefix}B": size for prefix, size in {**_DECIMAL, "K": 10**3, **_BINARY}.items()}
+_BITS = {f"{prefix}bit": size / 8 for prefix, size in _DECIMAL.items()}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+_PER_SECOND = {f"{unit}/s": size for unit, size in {**_BYTES, **_BITS}.items()} | {
+    f"{prefix}bps": size / 8 for prefix, size in _DECIMAL.items()
+}
+
+
+def parse_size(value: object) -> int:
+    """Bytes from `8GiB` (1024^3), `80GB` (10^9) or a plain number of bytes.
+
+    Raises:
+        ValueError: not a size; the message gives the legal spellings.
+    """
+    return round(_parse(value, _BYTES, "a size", "such as 8GiB (1024^3 bytes), 80GB (10^9 bytes) or a number of bytes"))
+
+
+def parse_time(value: object) -> float:
+    """Seconds from `15us`, `2ms`, `1.5s` or a plain number of seconds.
+
+    Raises:
+        ValueError: not a time; the message gives the legal spellings.
+    """
+    return _parse(value, _SECONDS, "a time", "such as 15us, 2ms, 1.5s or a number of seconds")
+
+
+def parse_bandwidth(value: object) -> float:
+    """Bytes per second from `300GB/s`, `25GiB/s`, `200Gbit/s`, `200Gbps` or a plain number of bytes per second.
+
+    Raises:
+        ValueError: not a bandwidth; the message gives the legal spellings.
+    """
+    legal = "such as 300GB/s, 25GiB/s, 200Gbit/s or a number of bytes per second"
+    return _parse(value, _PER_SECOND, "a bandwidth", legal)
+
+
+def _parse(value: object, units: dict[str, float] | dict[str, int], what: str, legal: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(f"is not {what}; write it {legal}")
+    if isinstance(value, str):
+        match = _NUMBER.match(value)
+        unit = (match["unit"] or "") if match else ""
+        if match is None or (unit and unit not in units):
+            raise ValueError(f"is not {what}; write it {legal}")
+        number = float(match["number"].replace("_", "")) * (units[unit] if unit else 1)
+    else:
+        number = float(value)
+    if not 0 < number < float("inf"):
+        raise ValueError(f"must be {what} above 0; write it {legal}")
+    return number
+
+
+def format_bytes(count: float) -> str:
+    """`8.00 GiB`: binary units, because memory is sold and limited in them."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.2f} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_count(count: int) -> str:
+    """`124.4M`: a number of parameters in the units people compare models by."""
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}" if count < 100 * size else f"{count / size:.1f}{unit}"
+    return str(count)
