@@ -1,0 +1,85 @@
+"""What accelerators can do: the catalogue of figures that a time prediction needs, each with its source."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+
+from autotune.errors import UserError
+from autotune.space.training import DType
+
+__all__ = ["Machine", "catalogue", "machine"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One device as the time model sees it.
+
+    A matmul of x FLOPs takes x / (peak_flops * efficiency) + kernel_s, so its efficiency grows with its size and ends
+    at `efficiency`; it never takes less than moving its operands.
+
+    Attributes:
+        peak_flops, peak_flops_float32: dense matmul FLOP/s of half precision and of float32, from the data sheet.
+        memory_bytes_per_s: bandwidth of the device's memory, from the data sheet.
+        memory_efficiency: share of it that streaming kernels reach.
+        efficiency, kernel_s: the two fitted machine numbers.
+        attention_efficiency: FLOP/s of flash attention relative to a large matmul.
+        link_efficiency: share of a link's bandwidth that collectives and messages reach.
+        microbatch_s, chunk_s: time a device loses on every microbatch beside its passes, and more on every further
+            stage it holds (host work, launches, hand-over of messages).
+        layer_forward_s, layer_backward_s: least time of a layer's F and BW: the host can't launch its kernels faster.
+    """
+
+    name: str
+    peak_flops: float
+    peak_flops_float32: float
+    memory_bytes: float | None
+    memory_bytes_per_s: float
+    efficiency: float
+    kernel_s: float
+    memory_efficiency: float = 1.0
+    attention_efficiency: float = 0.75
+    link_efficiency: float = 0.8
+    microbatch_s: float = 0.0
+    chunk_s: float = 0.0
+    layer_forward_s: float = 0.0
+    layer_backward_s: float = 0.0
+
+    def peak(self, dtype: DType) -> float:
+        """Dense matmul FLOP/s in `dtype`."""
+        return self.peak_flops_float32 if dtype == "float32" else self.peak_flops
+
+    def with_numbers(self, **numbers: float) -> Machine:
+        """The same machine with other fitted numbers."""
+        return replace(self, **numbers)  # type: ignore[arg-type]
+
+
+@cache
+def catalogue() -> dict[str, Machine]:
+    """All devices of `data/devices.csv`, by name."""
+    text = resources.files("autotune.cost").joinpath("data/devices.csv").read_text(encoding="utf-8")
+    figures: dict[str, dict[str, float]] = {}
+    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+        figures.setdefault(row["device"], {})[row["figure"]] = float(row["value"])
+    return {name: _machine(name, values) for name, values in figures.items()}
+
+
+def _machine(name: str, values: dict[str, float]) -> Machine:
+    known = set(Machine.__dataclass_fields__) - {"name"}
+    numbers: dict[str, float | None] = {key: values[key] for key in values if key in known}
+    numbers.setdefault("memory_bytes", None)
+    return Machine(name=name, **numbers)  # type: ignore[arg-type]
+
+
+def machine(name: str) -> Machine:
+    """The catalogue's machine of that name.
+
+    Raises:
+        UserError: no such device.
+    """
+    found = catalogue().get(name)
+    if found is None:
+        raise UserError(f"no figures for device {name!r}: give one of {', '.join(sorted(catalogue()))}, or calibrate")
+    return found
