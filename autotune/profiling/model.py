@@ -1,0 +1,232 @@
+"""The decoder-only transformer that trials train, built stage by stage so that no rank holds the whole model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from autotune.profiling.loss import cross_entropy
+from autotune.profiling.weight_grad import DeferredLinear, WeightGradStore
+from autotune.space.model import ModelSpec, padded_vocab
+
+__all__ = ["Block", "DeviceStages", "Rotary", "Stage", "StageContext", "stage_layers"]
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What a stage needs to know beside the model.
+
+    Attributes:
+        store: takes the weight gradients of the stage's linear layers.
+        tp_rank, tp, tp_group: place in the tensor-parallel group; with tp > 1 the stage's tensors at its borders are
+            this rank's slice of the sequence.
+        recompute: keep only the input of every block and run its forward again in the backward.
+        loss_scale: factor of the summed token losses; one over the tokens of a step and replica gives their mean.
+    """
+
+    store: WeightGradStore
+    tp: int = 1
+    tp_rank: int = 0
+    tp_group: dist.ProcessGroup | None = None
+    recompute: bool = False
+    loss_scale: float = 1.0
+
+
+def stage_layers(layer_split: tuple[int, ...], stage: int) -> range:
+    """Indices of the layers that `stage` holds.
+
+    >>> stage_layers((2, 3, 3), 1)
+    range(2, 5)
+    """
+    start = sum(layer_split[:stage])
+    return range(start, start + layer_split[stage])
+
+
+class Rotary:
+    """Turns the leading `rotary_fraction` of every head by its position (rotate-half convention, as in GPT-NeoX).
+
+    The tables are made once per device and dtype; they are no parameters, so they live outside the module tree.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.width = int(spec.head_dim * spec.rotary_fraction) // 2 * 2
+        self.length, self.theta = spec.sequence_length, spec.rope_theta
+        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def tables(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin, each (sequence, 1, width)."""
+        key = (device, dtype)
+        if key not in self._tables:
+            exponents = torch.arange(0, self.width, 2, dtype=torch.float32, device=device) / self.width
+            angles = torch.outer(torch.arange(self.length, device=device).float(), self.theta**-exponents)
+            angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
+            self._tables[key] = (angles.cos().to(dtype), angles.sin().to(dtype))
+        return self._tables[key]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(batch, sequence, heads, head_dim) -> the same shape."""
+        cos, sin = self.tables(x.device, x.dtype)
+        turned, kept = x[..., : self.width], x[..., self.width :]
+        left, right = turned.chunk(2, dim=-1)
+        turned = turned * cos + torch.cat((-right, left), dim=-1) * sin
+        return turned if kept.shape[-1] == 0 else torch.cat((turned, kept), dim=-1)
+
+
+def _norm(spec: ModelSpec, width: int) -> nn.Module:
+    if spec.norm == "layernorm":
+        return nn.LayerNorm(width, eps=spec.norm_epsilon)
+    return nn.RMSNorm(width, eps=spec.norm_epsilon)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped key and value heads."""
+
+    def __init__(self, spec: ModelSpec, store: WeightGradStore) -> None:
+        super().__init__()
+        q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        self.head_dim, self.grouped = spec.head_dim, spec.kv_heads != spec.heads
+        self.query = DeferredLinear(spec.hidden, q, spec.qkv_bias, store)
+        self.key = DeferredLinear(spec.hidden, kv, spec.qkv_bias, store)
+        self.value = DeferredLinear(spec.hidden, kv, spec.qkv_bias, store)
+        self.output = DeferredLinear(q, spec.hidden, spec.attention_output_bias, store)
+        self.query_norm = nn.RMSNorm(spec.head_dim, eps=spec.norm_epsilon) if spec.qk_norm else None
+        self.key_norm = nn.RMSNorm(spec.head_dim, eps=spec.norm_epsilon) if spec.qk_norm else None
+
+    def forward(self, x: Tensor, rotary: Rotary | None) -> Tensor:
+        """(batch, sequence, hidden) -> the same; with tensor parallelism each rank computes its own heads."""
+        q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.query, self.key, self.value))
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if rotary is not None:
+            q, k = rotary(q), rotary(k)
+        mixed = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=self.grouped
+        )
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, spec: ModelSpec, store: WeightGradStore) -> None:
+        super().__init__()
+        self.gate = DeferredLinear(spec.hidden, spec.ffn_hidden, spec.mlp_bias, store)
+        self.up = DeferredLinear(spec.hidden, spec.ffn_hidden, spec.mlp_bias, store)
+        self.down = DeferredLinear(spec.ffn_hidden, spec.hidden, spec.mlp_bias, store)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, hidden) -> the same."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class GeluMLP(nn.Module):
+    """down(gelu(up(x)))."""
+
+    def __init__(self, spec: ModelSpec, store: WeightGradStore) -> None:
+        super().__init__()
+        self.approximate = "tanh" if spec.gelu_tanh else "none"
+        self.up = DeferredLinear(spec.hidden, spec.ffn_hidden, spec.mlp_bias, store)
+        self.down = DeferredLinear(spec.ffn_hidden, spec.hidden, spec.mlp_bias, store)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, hidden) -> the same."""
+        return self.down(F.gelu(self.up(x), approximate=self.approximate))
+
+
+class Block(nn.Module):
+    """One transformer layer."""
+
+    def __init__(self, spec: ModelSpec, context: StageContext) -> None:
+        super().__init__()
+        self.attention_norm = _norm(spec, spec.hidden)
+        self.attention = Attention(spec, context.store)
+        self.mlp_norm = _norm(spec, spec.hidden)
+        mlp = SwiGLU if spec.activation == "swiglu" else GeluMLP
+        self.mlp = mlp(spec, context.store)
+        self.parallel, self.recompute = spec.parallel_residual, context.recompute
+
+    def forward(self, x: Tensor, rotary: Rotary | None) -> Tensor:
+        """(batch, sequence or this rank's slice of it, hidden) -> the same."""
+        if self.recompute and torch.is_grad_enabled():
+            # There is no dropout, so no random state needs to be kept.
+            return checkpoint(self._compute, x, rotary, use_reentrant=False, preserve_rng_state=False)
+        return self._compute(x, rotary)
+
+    def _compute(self, x: Tensor, rotary: Rotary | None) -> Tensor:
+        attended = self.attention(self.attention_norm(x), rotary)
+        if self.parallel:
+            return x + attended + self.mlp(self.mlp_norm(x))
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Stage(nn.Module):
+    """A contiguous part of the model: the first also embeds tokens, the last also computes the loss.
+
+    Layers keep their number in the whole model, so a parameter has the same name in every partition.
+    """
+
+    def __init__(self, spec: ModelSpec, layer_split: tuple[int, ...], stage: int, context: StageContext) -> None:
+        super().__init__()
+        self.vocab, self.sequence, self.context = spec.vocab, spec.sequence_length, context
+        self.is_first, self.is_last = stage == 0, stage == len(layer_split) - 1
+        rows = padded_vocab(spec.vocab, context.tp)
+        self.embedding = nn.Embedding(rows, spec.hidden) if self.is_first else None
+        learned = self.is_first and spec.positions == "learned"
+        self.positions = nn.Embedding(spec.max_positions, spec.hidden) if learned else None
+        self.layers = nn.ModuleDict({str(i): Block(spec, context) for i in stage_layers(layer_split, stage)})
+        self.norm = _norm(spec, spec.hidden) if self.is_last else None
+        self.head = DeferredLinear(spec.hidden, rows, False, context.store) if self.is_last else None
+        self.rotary = Rotary(spec) if spec.positions == "rope" else None
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """One microbatch.
+
+        Args:
+            x: (batch, sequence) token ids on the first stage, else (batch, sequence / tp, hidden).
+            targets: (batch, sequence) token ids, on the last stage.
+
+        Returns:
+            (batch, sequence / tp, hidden); on the last stage the scaled sum of the token losses.
+        """
+        if self.embedding is not None:
+            x = self._embed(x)
+        for block in self.layers.values():
+            x = block(x, self.rotary)
+        if self.norm is None or self.head is None:
+            return x
+        assert targets is not None, "the last stage needs targets"
+        logits = self.head(self.norm(x))
+        first = self.context.tp_rank * logits.shape[-1]
+        losses = cross_entropy(logits, targets, self.vocab, first, self.context.tp_group)
+        return losses.sum() * self.context.loss_scale
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        assert self.embedding is not None
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            length = self.sequence // self.context.tp
+            start = self.context.tp_rank * length
+            x = x + self.positions.weight[start : start + length]
+        return x
+
+
+class DeviceStages(nn.Module):
+    """All stages of one device: one module, so that data parallelism has one root and tied weights one owner."""
+
+    def __init__(self, stages: dict[int, Stage]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleDict({str(index): stage for index, stage in stages.items()})
+
+    def forward(self, stage: int, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """One microbatch through one stage, see `Stage.forward`."""
+        return self.stages[str(stage)](x, targets)
+
+    def blocks(self) -> list[Block]:
+        """Every transformer layer of the device, in model order."""
+        return [block for block in self.modules() if isinstance(block, Block)]

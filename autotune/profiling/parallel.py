@@ -1,0 +1,236 @@
+"""One device's part of the model, sharded by tensor and data parallelism, and the once-a-step gradient sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from autotune.profiling.init import initialise
+from autotune.profiling.mesh import MeshCache, PlanMesh
+from autotune.profiling.model import DeviceStages, Stage, StageContext
+from autotune.profiling.weight_grad import WeightGradStore, local_tensor
+from autotune.space.model import ModelSpec
+from autotune.space.plan import Plan
+from autotune.space.training import TrainingSpec
+
+__all__ = ["DeviceModel", "build_device_model", "parameter_names"]
+
+COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass
+class DeviceModel:
+    """The stages one rank trains, with what their gradients still need before an optimizer may see them.
+
+    float32 plans without data parallelism train plain parameters. All others go through FSDP2: with bfloat16 the
+    sharded parameters, the reduced gradients and the optimizer state are float32 and the passes see bfloat16 copies.
+
+    Attributes:
+        partial_over_tp: names of parameters every tensor-parallel rank holds whole but uses on its own part of the
+            tokens or heads, so that their gradients are sums to be added up (norms and learned positions).
+        tied_copy: name of this device's copy of an embedding that another device shares, and the pair's group.
+    """
+
+    module: DeviceStages
+    store: WeightGradStore
+    mesh: PlanMesh
+    dtype: torch.dtype
+    partial_over_tp: frozenset[str]
+    tied_copy: tuple[str, dist.ProcessGroup] | None
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters by their name in the whole model; a shared one comes once, under the embedding's name."""
+        return parameter_names(self.module)
+
+    def prepare_step(self) -> None:
+        """Gather sharded parameters and clear gradients, so that passes and nothing else follow.
+
+        Without FSDP gradients stay allocated and are zeroed: passes accumulate in place.
+        """
+        if not isinstance(self.module, FSDPModule):
+            for parameter in self.module.parameters():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                else:
+                    local_tensor(parameter.grad).zero_()
+            return
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        # Several forwards precede a backward and weight gradients come outside of it: reduce and reshard by hand.
+        self.module.set_is_last_backward(False)
+        self.module.set_requires_gradient_sync(False)
+        self.module.set_reshard_after_backward(False)
+        for part in self._fsdp_modules():
+            part.unshard()
+
+    def finish_gradients(self) -> None:
+        """Make gradients those of the global batch's mean loss: mean over dp, sum over tp and over tied copies."""
+        if isinstance(self.module, FSDPModule):
+            self._reduce_over_data()
+        gradients = {name: local_tensor(p.grad) for name, p in self.named_parameters() if p.grad is not None}
+        partial = [gradients[name] for name in sorted(self.partial_over_tp & gradients.keys())]
+        if partial:
+            _sum_together(partial, self.mesh.group("tp"))
+        if self.tied_copy is not None:
+            name, group = self.tied_copy
+            dist.all_reduce(gradients[name], group=group)
+
+    def _reduce_over_data(self) -> None:
+        assert isinstance(self.module, FSDPModule)
+        self.module.set_is_last_backward(True)
+        self.module.set_reshard_after_backward(True)
+        self.module.set_requires_gradient_sync(True)
+        # FSDP2 reduces at the end of a backward only; torch's own pipeline runtime reaches in like this, too.
+        root = self.module._get_fsdp_state()
+        for state in root._state_ctx.all_states:
+            for group in state._fsdp_param_groups:
+                group.post_backward()
+        root._root_post_backward_final_callback()
+
+    def _fsdp_modules(self) -> Iterable[FSDPModule]:
+        return (part for part in self.module.modules() if isinstance(part, FSDPModule))
+
+    def gathered_parameters(self) -> list[Tensor]:
+        """Buffers FSDP resizes when it gathers and frees parameters; storage meters must look at them again."""
+        if not isinstance(self.module, FSDPModule):
+            return []
+        return [
+            buffer
+            for part in self._fsdp_modules()
+            for group in part._get_fsdp_state()._fsdp_param_groups
+            for parameter in group.fsdp_params
+            for buffer in getattr(parameter, "all_gather_outputs", [])
+        ]
+
+
+def parameter_names(module: DeviceStages) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters of a device by their name in the whole model (`layers.3.mlp.up.weight`)."""
+    for name, parameter in module.named_parameters():
+        _, _, rest = name.partition("stages.")
+        yield rest.partition(".")[2], parameter
+
+
+def build_device_model(
+    spec: ModelSpec,
+    plan: Plan,
+    placement: tuple[int, ...],
+    training: TrainingSpec,
+    mesh: PlanMesh,
+    meshes: MeshCache,
+    device: torch.device,
+) -> DeviceModel:
+    """Build, initialise and shard the stages that `placement` gives to this rank. Collective over all ranks.
+
+    Stages are created without storage, cut by tensor parallelism, and only then allocated and initialised.
+    """
+    store = WeightGradStore()
+    tokens = plan.microbatches * plan.micro_batch_size * spec.sequence_length
+    context = StageContext(
+        store=store,
+        tp=plan.tp,
+        tp_rank=mesh.tp_rank,
+        tp_group=mesh.group("tp") if plan.tp > 1 else None,
+        recompute=plan.recompute == "full",
+        loss_scale=1.0 / tokens,
+    )
+    stages = {}
+    for index, holder in enumerate(placement):
+        if holder != mesh.pp_rank:
+            continue
+        with torch.device("meta"):
+            stage = Stage(spec, plan.layer_split, index, context)
+        if plan.tp > 1:
+            _shard_over_tensor(stage, mesh)
+        stage.to_empty(device=device)
+        initialise(stage, spec, training.seed)
+        stages[index] = stage
+    module = DeviceStages(stages)
+    tied_copy = _tie_embeddings(module, spec, placement, mesh, meshes)
+    partial = frozenset(
+        name for name, p in parameter_names(module) if context.tp > 1 and not isinstance(p.data, DTensor)
+    )
+    if plan.dp > 1 or training.dtype != "float32":
+        _shard_over_data(module, mesh, COMPUTE_DTYPES[training.dtype])
+    return DeviceModel(module, store, mesh, COMPUTE_DTYPES[training.dtype], partial, tied_copy)
+
+
+def _shard_over_tensor(stage: Stage, mesh: PlanMesh) -> None:
+    """Megatron's column and row cuts with sequence parallelism: between layers a rank holds its slice of the sequence.
+
+    Norms and learned positions stay plain parameters that each rank applies to its slice.
+    """
+    sequence, whole = Shard(1), Replicate()
+    block_plan: dict[str, ParallelStyle] = {
+        "attention": PrepareModuleInput(input_layouts=(sequence, None), desired_input_layouts=(whole, None)),
+        "attention.query": ColwiseParallel(),
+        "attention.key": ColwiseParallel(),
+        "attention.value": ColwiseParallel(),
+        "attention.output": RowwiseParallel(output_layouts=sequence),
+        "mlp": PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(whole,)),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(output_layouts=sequence),
+    }
+    ends: dict[str, ParallelStyle] = {}
+    if stage.embedding is not None:
+        ends["embedding"] = RowwiseParallel(input_layouts=whole, output_layouts=sequence)
+    if stage.head is not None:
+        ends["head"] = ColwiseParallel(input_layouts=sequence, output_layouts=Shard(-1))
+    tp_mesh = mesh.mesh["tp"]
+    for block in stage.layers.values():
+        gated = {"mlp.gate": ColwiseParallel()} if hasattr(block.mlp, "gate") else {}
+        parallelize_module(block, tp_mesh, block_plan | gated, src_data_rank=None)
+    if ends:
+        parallelize_module(stage, tp_mesh, ends, src_data_rank=None)
+
+
+def _tie_embeddings(
+    module: DeviceStages, spec: ModelSpec, placement: tuple[int, ...], mesh: PlanMesh, meshes: MeshCache
+) -> tuple[str, dist.ProcessGroup] | None:
+    """Share the weight when first and last stage are on one device, else name this device's copy and its group."""
+    if not spec.tied_embeddings:
+        return None
+    first, last = placement[0], placement[-1]
+    if first != last:
+        group = meshes.pair(mesh, first, last)
+        if group is None:
+            return None
+        return ("embedding.weight" if mesh.pp_rank == first else "head.weight"), group
+    if mesh.pp_rank == first:
+        embedding = module.stages["0"].embedding
+        head = module.stages[str(len(placement) - 1)].head
+        assert isinstance(embedding, nn.Embedding)
+        assert isinstance(head, nn.Linear)
+        head.weight = embedding.weight
+    return None
+
+
+def _shard_over_data(module: DeviceStages, mesh: PlanMesh, dtype: torch.dtype) -> None:
+    """FSDP2, a group per block and one for the rest, whose gathered parameters stay until the step's end."""
+    policy = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    dp_mesh = mesh.mesh["dp"]
+    for block in module.blocks():
+        fully_shard(block, mesh=dp_mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(module, mesh=dp_mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def _sum_together(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
+    """Add up many small tensors over `group` in one collective, in place."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat, group=group)
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))

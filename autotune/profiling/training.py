@@ -1,0 +1,108 @@
+"""One plan made ready to train on this rank: model, executor and optimizer, stepped together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from autotune.profiling.data import Batch
+from autotune.profiling.device import Device, Seconds
+from autotune.profiling.executor import Executor
+from autotune.profiling.mesh import MeshCache
+from autotune.profiling.optimizer import LocalAdamW
+from autotune.profiling.parallel import DeviceModel, build_device_model
+from autotune.profiling.protocol import TrialRequest
+from autotune.schedules.schedule import Pass
+
+__all__ = ["StepResult", "Training"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimizer step on this rank.
+
+    Attributes:
+        passes: every pass with its times.
+        loss: mean loss per token of this replica's part of the batch; None without the last stage.
+        wall_s: time from the first to the last instruction of the step, the device's queue drained.
+        optimizer_cpu_s: CPU time outside of the passes that is spent once a step: clearing gradients, gathering sharded
+            parameters, reducing gradients, AdamW.
+    """
+
+    passes: list[tuple[Pass, Seconds]]
+    loss: Tensor | None
+    wall_s: float
+    optimizer_cpu_s: float
+
+
+class Training:
+    """A plan on one of its ranks. Making one is collective over all ranks, and so is every step."""
+
+    def __init__(self, request: TrialRequest, device: Device, meshes: MeshCache) -> None:
+        plan, spec, training = request.plan, request.model, request.training
+        self.request, self.device = request, device
+        self.mesh = meshes.get(plan.pp, plan.dp, plan.tp)
+        self.model: DeviceModel = build_device_model(
+            spec, plan, request.schedule.placement, training, self.mesh, meshes, device.torch_device
+        )
+        self.optimizer = LocalAdamW(parameter for _, parameter in self.model.named_parameters())
+        self.executor = Executor(
+            self.model.module,
+            self.model.store,
+            request.schedule,
+            self.mesh.pp_rank,
+            self.mesh.group("pp") if plan.pp > 1 else None,
+            device,
+            (plan.micro_batch_size, spec.sequence_length // plan.tp, spec.hidden),
+            self.model.dtype,
+        )
+
+    def batch(self, step: int) -> Batch:
+        """This replica's part of the global batch of `step`."""
+        plan = self.request.plan
+        return Batch(
+            seed=self.request.training.seed,
+            step=step,
+            first=self.mesh.dp_rank * plan.microbatches * plan.micro_batch_size,
+            micro_batch_size=plan.micro_batch_size,
+            length=self.request.model.sequence_length,
+            vocab=self.request.model.vocab,
+            device=self.device.torch_device,
+        )
+
+    def step(self, index: int, before_update: Callable[[], None] | None = None) -> StepResult:
+        """Train on the global batch number `index`.
+
+        Args:
+            before_update: called when gradients are those the optimizer sees, just before it changes the parameters.
+        """
+        begun = time.perf_counter()
+        cpu = time.thread_time()
+        self.model.prepare_step()
+        cpu_s = time.thread_time() - cpu
+        passes = self.executor.run(self.batch(index))
+        cpu = time.thread_time()
+        self.model.finish_gradients()
+        if before_update is not None:
+            before_update()
+        self.optimizer.step()
+        cpu_s += time.thread_time() - cpu
+        self.device.synchronize()
+        wall_s = time.perf_counter() - begun
+        loss = sum(passes.losses.values()) if passes.losses else None
+        assert loss is None or isinstance(loss, Tensor)
+        return StepResult(passes.passes, loss, wall_s, cpu_s)
+
+    def global_loss(self, loss: Tensor | None) -> float | None:
+        """Mean loss per token of the whole global batch, from every replica's `StepResult.loss`. Collective over dp."""
+        if loss is None:
+            return None
+        mean = loss.detach().clone()
+        if self.request.plan.dp > 1:
+            dist.all_reduce(mean, group=self.mesh.group("dp"))
+            mean /= self.request.plan.dp
+        return float(mean)

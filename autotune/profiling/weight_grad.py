@@ -1,0 +1,153 @@
+"""Weight gradients as work of their own: the store that lets a backward pass be split into B and W.
+
+torch's native split keeps the whole graph alive until W. Here B runs one ordinary backward in which every `Linear`
+only computes the gradient of its input and leaves a task behind that holds its input and its output's gradient;
+everything else is released. W runs the tasks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+__all__ = ["DeferredLinear", "WeightGradStore", "WeightGradTasks", "local_tensor"]
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """The rank's own part of a DTensor (sharing its storage), or the tensor itself."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class WeightGradTasks:
+    """Weight gradients one B pass left to do; each task holds a layer's input and its output's gradient."""
+
+    def __init__(self) -> None:
+        self._tasks: deque[tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def add(self, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, dy: Tensor) -> None:
+        """Remember one layer's work; `x` (..., in) and `dy` (..., out) are the rank's own tensors."""
+        self._tasks.append((weight, bias, x, dy))
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Accumulate every gradient into its parameter, freeing each task's tensors before the next runs."""
+        while self._tasks:
+            _accumulate(*self._tasks.popleft())
+
+
+class WeightGradStore:
+    """Where the `DeferredLinear` layers of one device look whether to compute weight gradients now or later."""
+
+    def __init__(self) -> None:
+        self._open: WeightGradTasks | None = None
+
+    @contextmanager
+    def deferred(self) -> Iterator[WeightGradTasks]:
+        """Weight gradients of backwards run inside are collected instead of computed."""
+        assert self._open is None, "a backward pass is being collected already"
+        tasks = self._open = WeightGradTasks()
+        try:
+            yield tasks
+        finally:
+            self._open = None
+
+    def take(self, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, dy: Tensor) -> None:
+        """Called by a layer's backward: collect its work, or do it at once."""
+        if self._open is not None:
+            self._open.add(weight, bias, x, dy)
+        else:
+            # Grad mode is on when a backward runs with create_graph; a graph on .grad would pin every dy.
+            with torch.no_grad():
+                _accumulate(weight, bias, x, dy)
+
+
+def _accumulate(weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, dy: Tensor) -> None:
+    rows, drows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    if weight.grad is None:
+        weight.grad = _like_parameter(drows.t() @ rows, weight)
+    else:
+        local_tensor(weight.grad).addmm_(drows.t(), rows)
+    if bias is None:
+        return
+    if bias.grad is None:
+        bias.grad = _like_parameter(drows.sum(0), bias)
+    else:
+        local_tensor(bias.grad).add_(drows.sum(0))
+
+
+def _like_parameter(local: Tensor, parameter: nn.Parameter) -> Tensor:
+    """`local` with the sharding of `parameter`."""
+    if not isinstance(parameter, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+class _Linear(torch.autograd.Function):
+    """y = x w^T + b on the rank's own tensors; the weight's gradient goes to the store instead of to autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        store: WeightGradStore,
+        add_bias: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.store = weight, bias, store
+        return F.linear(x, local_tensor(weight), local_tensor(bias) if bias is not None and add_bias else None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        (dy,) = grads
+        (x,) = ctx.saved_tensors
+        dx = dy @ local_tensor(ctx.weight) if ctx.needs_input_grad[0] else None
+        ctx.store.take(ctx.weight, ctx.bias, x, dy)
+        return dx, None, None, None, None
+
+
+class DeferredLinear(nn.Linear):
+    """A `Linear` whose weight and bias gradients go through a `WeightGradStore`.
+
+    With DTensor parameters (tensor parallel) it reads a DTensor and gives a DTensor, but computes on local tensors:
+    column-parallel weights (sharded by rows of the matrix) want a replicated input and give outputs sharded in the
+    last dimension, row-parallel ones want an input sharded in the last dimension and give partial sums. In neither
+    case does a weight's gradient need communication.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, store: WeightGradStore) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        self.store = store
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        if not isinstance(self.weight, DTensor):
+            return _Linear.apply(input, self.weight, self.bias, self.store, True)
+        assert isinstance(input, DTensor), "a tensor-parallel layer needs its input hook"
+        mesh = self.weight.device_mesh
+        column = self.weight.placements == (Shard(0),)
+        assert input.placements == ((Replicate(),) if column else (Shard(input.ndim - 1),)), input.placements
+        # Every rank's column part adds its share to the gradient of the one input they all read.
+        x = input.to_local(grad_placements=[Partial()] if column else [Shard(input.ndim - 1)])
+        # Partial sums are added up later: only one rank may add the bias, all see its whole gradient.
+        add_bias = column or mesh.get_local_rank() == 0
+        y = _Linear.apply(x, self.weight, self.bias, self.store, add_bias)
+        return DTensor.from_local(y, mesh, [Shard(y.ndim - 1) if column else Partial()], run_check=False)
