@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import floor
-from typing import Literal
 
 from autotune.schedules import kernel
 from autotune.schedules.building_block import BuildingBlock
@@ -12,8 +11,6 @@ from autotune.schedules.placement import device_stages
 from autotune.schedules.schedule import Pass, Schedule
 
 __all__ = ["Timetable", "reorder", "repeat", "squeeze", "unroll"]
-
-FillFirst = Literal["W", "F"]
 
 
 @dataclass(frozen=True)
@@ -42,14 +39,15 @@ class Timetable:
 def unroll(block: BuildingBlock, microbatches: int) -> Timetable:
     """repeat, squeeze and reorder `block` within the memory of its steady state.
 
-    Both fillings are tried and the shortest table returned: the squeezed one when neither is shorter.
+    The shortest of three tables is returned, the first one of equals: reordered with every W in its place, reordered
+    with W put off, and squeezed alone.
     """
     tight = squeeze(repeat(block, microbatches))
     limits = tuple(
         floor(block.steady_peak(device) * len(held)) for device, held in enumerate(device_stages(block.placement))
     )
-    fillings: tuple[FillFirst, ...] = ("W", "F")
-    return min((tight, *(reorder(tight, limits, fill) for fill in fillings)), key=lambda table: table.slots)
+    placed, put_off = reorder(tight, limits), reorder(tight, limits, put_off_weights=True)
+    return min((placed, put_off, tight), key=lambda table: table.slots)
 
 
 def repeat(block: BuildingBlock, microbatches: int) -> Timetable:
@@ -77,130 +75,150 @@ def squeeze(table: Timetable) -> Timetable:
     return Timetable(table.placement, microbatches, tuple(rows))
 
 
-def reorder(table: Timetable, limits: tuple[int, ...], fill_first: FillFirst = "W") -> Timetable:
+def reorder(table: Timetable, limits: tuple[int, ...], *, put_off_weights: bool = False) -> Timetable:
     """Pull passes forward into the idle slots of warm-up and cool-down without holding more activation.
 
-    Slot by slot, every idle device runs the next F or B of its order if that is ready. If not, it fills the slot with
-    a later B that is ready, a waiting W, or a later F, as long as every moment between keeps the limit. W passes have
-    no place of their own: a W runs when nothing else can, or when the limit stops an F.
+    Slot by slot, a device runs the next pass of its order if that is ready. If it must wait, the slot goes to the first
+    later pass that is ready and can't delay the waiting one: a B, else a W, else an F if everything between still keeps
+    to the limit. After its last F a device runs every B that is ready before the W that wait. So the steady state, which
+    has no idle slots, keeps the order of the block.
 
     Args:
-        limits: for every device the most stage activations it may hold; at least what the order of F and B holds.
-        fill_first: whether W or F goes first into an idle slot.
+        limits: for every device the most stage activations it may hold; at least what `table` holds.
+        put_off_weights: give W no place in the order at all: they only fill idle slots or make room for an F. Better for
+            few microbatches, which never reach the steady state.
     """
-    devices = len(table.cells)
-    clock = _Clock(table)
-    rows = [_Device(device, table, limits[device], fill_first) for device in range(devices)]
+    ended = [NEVER] * (2 * len(table.placement) * table.microbatches) + [0]
+    rows = [_Device(row, table, limit, put_off_weights) for row, limit in zip(table.cells, limits, strict=True)]
     cells: list[list[tuple[int, Pass]]] = [[] for _ in rows]
     left = sum(len(row) for row in table.cells)
     slot = 0
     while left:
-        chosen = [(device, row.choose(slot, clock)) for device, row in enumerate(rows) if row.free <= slot]
-        for device, item in chosen:
-            if item is not None:
-                cells[device].append((slot, item))
-                rows[device].free = slot + _length(item)
-                clock.finish(item, slot + _length(item))
+        # A pass ends after its slot, so no choice of a slot depends on another one.
+        for row, cell in zip(rows, cells, strict=True):
+            if row.free > slot:
+                continue
+            place = row.choose(slot, ended)
+            if place is not None:
+                cell.append((slot, row.queue[place]))
+                row.take(place, slot, ended)
                 left -= 1
         slot += 1
-    return Timetable(table.placement, table.microbatches, tuple(tuple(row) for row in cells))
+    return Timetable(table.placement, table.microbatches, tuple(tuple(cell) for cell in cells))
+
+
+NEVER = 1 << 60
+HELD = {"F": 1, "B": 0, "W": -1, "BW": -1}
+OUTSTANDING = {"F": 1, "B": -1, "W": 0, "BW": -1}
 
 
 def _length(item: Pass) -> int:
     return 2 if item.kind == "BW" else 1
 
 
-class _Clock:
-    """When every F and every B has ended, by stage and microbatch."""
-
-    def __init__(self, table: Timetable) -> None:
-        self.last = len(table.placement) - 1
-        never = 1 << 60
-        self.forward = [[never] * table.microbatches for _ in table.placement]
-        self.backward = [[never] * table.microbatches for _ in table.placement]
-
-    def finish(self, item: Pass, slot: int) -> None:
-        if item.kind == "F":
-            self.forward[item.stage][item.microbatch] = slot
-        elif item.kind != "W":
-            self.backward[item.stage][item.microbatch] = slot
-
-    def ready(self, item: Pass, slot: int) -> bool:
-        kind, stage, microbatch = item
-        if kind == "F":
-            return stage == 0 or self.forward[stage - 1][microbatch] <= slot
-        if self.forward[stage][microbatch] > slot:
-            return False
-        return stage == self.last or self.backward[stage + 1][microbatch] <= slot
-
-
 class _Device:
-    """One device's order of F and B, what it holds, and its choice for a slot."""
+    """One device's order, what it holds, and its choice for a slot.
 
-    LOOK_AHEAD = 64  # entries; further ahead than any gap of a block reaches into
+    `ended`, which all devices share, is when each F and then each B has ended, by stage and microbatch; its last value
+    is 0, what a pass that reads nothing waits for.
+    """
 
-    def __init__(self, device: int, table: Timetable, limit: int, fill_first: FillFirst) -> None:
-        self.queue = [item for _, item in table.cells[device] if item.kind != "W"]
+    def __init__(self, row: tuple[tuple[int, Pass], ...], table: Timetable, limit: int, put_off_weights: bool) -> None:
+        stages, microbatches = len(table.placement), table.microbatches
+        half = stages * microbatches
+        nothing = 2 * half
+        self.queue = [item for _, item in row]
+        self.reads: list[tuple[int, int]] = []
+        self.writes: list[int] = []
+        for kind, stage, microbatch in self.queue:
+            cell = stage * microbatches + microbatch
+            if kind == "F":
+                self.reads.append((cell - microbatches if stage else nothing, nothing))
+            elif kind == "W":
+                self.reads.append((half + cell, nothing))
+            else:
+                self.reads.append((cell, half + cell + microbatches if stage < stages - 1 else nothing))
+            self.writes.append(cell if kind == "F" else -1 if kind == "W" else half + cell)
+        self.kinds = len({(item.kind, item.stage) for item in self.queue})
         self.done = [False] * len(self.queue)
-        self.head = 0
+        self.tail = self.head = 0
         self.free = 0
-        self.limit = limit
-        self.fill_first = fill_first
+        self.forwards = sum(item.kind == "F" for item in self.queue)
+        self.held = 0
         self.outstanding = 0  # F without their B
-        self.waiting: list[Pass] = []  # W that may run, oldest first
-        self.next_waiting = 0
+        self.limit = limit
+        self.put_off_weights = put_off_weights
 
-    def choose(self, slot: int, clock: _Clock) -> Pass | None:
-        """The pass to start in `slot`, taken off the queue; None to stay idle."""
-        while self.head < len(self.queue) and self.done[self.head]:
-            self.head += 1
+    def choose(self, slot: int, ended: list[int]) -> int | None:
+        """The place in the queue of the pass to start in `slot`; None to stay idle."""
+        self._advance()
         if self.head == len(self.queue):
-            return self._take_weight()
-        pending = len(self.waiting) - self.next_waiting
-        full = self.outstanding + pending >= self.limit
-        item = self.queue[self.head]
-        if clock.ready(item, slot):
-            if item.kind != "F" or not full:
-                return self._take(self.head)
-            if pending:
-                return self._take_weight()
-        return self._fill(slot, clock, full)
+            return self._next("W", slot, ended)
+        one, other = self.reads[self.head]
+        ready_at = max(ended[one], ended[other])
+        kind = self.queue[self.head].kind
+        if ready_at > slot:
+            return self._fill(slot, ready_at, ended)
+        if kind == "F" and self.held == self.limit:
+            # What is held beyond the F without a B waits for its W.
+            return self._next("W", slot, ended)
+        if kind == "W" and self.forwards == 0:
+            later = self._next("B", slot, ended)
+            return self.head if later is None else later
+        return self.head
 
-    def _fill(self, slot: int, clock: _Clock, full: bool) -> Pass | None:
-        """What goes into a slot that the head of the queue can't use."""
-        ahead = None
+    def _advance(self) -> None:
+        """Move `tail` to the first pass that is not done, `head` to the first of those that has its place."""
+        while self.tail < len(self.queue) and self.done[self.tail]:
+            self.tail += 1
+        self.head = max(self.head, self.tail)
+        while self.head < len(self.queue) and (
+            self.done[self.head] or (self.put_off_weights and self.queue[self.head].kind == "W")
+        ):
+            self.head += 1
+
+    def _next(self, kind: str, slot: int, ended: list[int]) -> int | None:
+        """The first pass of a kind that is ready."""
+        for place in range(self.tail, len(self.queue)):
+            if self.queue[place].kind == kind and not self.done[place]:
+                one, other = self.reads[place]
+                if ended[one] <= slot and ended[other] <= slot:
+                    return place
+        return None
+
+    def _fill(self, slot: int, wanted_at: int, ended: list[int]) -> int | None:
+        """The pass that fills the time until the head of the queue can run, from `slot` to `wanted_at`."""
+        weight = forward = None
         seen: set[tuple[str, int]] = set()
-        held = most = self.outstanding
-        for place in range(self.head, min(self.head + self.LOOK_AHEAD, len(self.queue))):
+        outstanding = most = self.outstanding
+        for place in range(self.tail, len(self.queue)):
             if self.done[place]:
                 continue
             item = self.queue[place]
-            first = (item.kind, item.stage) not in seen and place > self.head
-            if first and clock.ready(item, slot):
-                if item.kind != "F":
-                    return self._take(place)
-                if ahead is None and most < self.limit and not full:
-                    ahead = place
-            seen.add((item.kind, item.stage))
-            held += 1 if item.kind == "F" else -1
-            most = max(most, held)
-        if ahead is not None and (self.fill_first == "F" or self.next_waiting == len(self.waiting)):
-            return self._take(ahead)
-        return self._take_weight()
+            key = (item.kind, item.stage)
+            if key not in seen:
+                seen.add(key)
+                one, other = self.reads[place]
+                if ended[one] <= slot and ended[other] <= slot and slot + _length(item) <= wanted_at:
+                    if item.kind in ("B", "BW"):
+                        return place
+                    if item.kind == "W":
+                        weight = place if weight is None else weight
+                    elif forward is None and max(most, self.held) < self.limit:
+                        forward = place
+                if len(seen) == self.kinds:
+                    break
+            outstanding += OUTSTANDING[item.kind]
+            most = max(most, outstanding)
+        return forward if weight is None else weight
 
-    def _take(self, place: int) -> Pass:
+    def take(self, place: int, slot: int, ended: list[int]) -> None:
+        """Run the pass at `place` of the queue from `slot` on."""
         item = self.queue[place]
         self.done[place] = True
-        if item.kind == "F":
-            self.outstanding += 1
-        else:
-            self.outstanding -= 1
-            if item.kind == "B":
-                self.waiting.append(Pass("W", item.stage, item.microbatch))
-        return item
-
-    def _take_weight(self) -> Pass | None:
-        if self.next_waiting == len(self.waiting):
-            return None
-        self.next_waiting += 1
-        return self.waiting[self.next_waiting - 1]
+        self.free = slot + _length(item)
+        self.outstanding += OUTSTANDING[item.kind]
+        self.held += HELD[item.kind]
+        self.forwards -= item.kind == "F"
+        if item.kind != "W":
+            ended[self.writes[place]] = self.free
