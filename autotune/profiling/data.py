@@ -12,7 +12,7 @@ __all__ = ["Batch", "sample_tokens"]
 
 
 def sample_tokens(seed: int, step: int, sample: int, length: int, vocab: int) -> Tensor:
-    """(length + 1,) token ids of one sample of the global batch: inputs are all but the last, targets all but the first.
+    """(length + 1,) token ids of one sample of the global batch; inputs are all but the last, targets all but first.
 
     Args:
         sample: index of the sample in the global batch of `step`.

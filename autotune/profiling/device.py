@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-__all__ = ["CpuDevice", "CudaDevice", "Device", "PassClock", "SendKeeper", "Seconds", "make_device"]
+__all__ = ["CpuDevice", "CudaDevice", "Device", "PassClock", "Seconds", "SendKeeper", "make_device"]
 
 
 class Seconds(NamedTuple):

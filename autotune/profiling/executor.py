@@ -59,7 +59,8 @@ class _Flight:
 
     def left_over(self) -> int:
         """Tensors and graphs nobody read."""
-        return sum(map(len, (self.received, self.activations, self.gradients, self.graphs, self.tasks)))
+        held = (self.received, self.activations, self.gradients, self.graphs, self.tasks)
+        return sum(len(tensors) for tensors in held)
 
 
 class Executor:

@@ -41,6 +41,7 @@ class DeviceModel:
     Attributes:
         partial_over_tp: names of parameters every tensor-parallel rank holds whole but uses on its own part of the
             tokens or heads, so that their gradients are sums to be added up (norms and learned positions).
+        parameter_count: parameters of the stages on this rank, before data parallelism shards them.
         tied_copy: name of this device's copy of an embedding that another device shares, and the pair's group.
     """
 
@@ -49,6 +50,7 @@ class DeviceModel:
     mesh: PlanMesh
     dtype: torch.dtype
     partial_over_tp: frozenset[str]
+    parameter_count: int
     tied_copy: tuple[str, dist.ProcessGroup] | None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -162,9 +164,10 @@ def build_device_model(
     partial = frozenset(
         name for name, p in parameter_names(module) if context.tp > 1 and not isinstance(p.data, DTensor)
     )
+    count = sum(local_tensor(parameter).numel() for parameter in module.parameters())
     if plan.dp > 1 or training.dtype != "float32":
         _shard_over_data(module, mesh, COMPUTE_DTYPES[training.dtype])
-    return DeviceModel(module, store, mesh, COMPUTE_DTYPES[training.dtype], partial, tied_copy)
+    return DeviceModel(module, store, mesh, COMPUTE_DTYPES[training.dtype], partial, count, tied_copy)
 
 
 def _shard_over_tensor(stage: Stage, mesh: PlanMesh) -> None:

@@ -23,7 +23,9 @@ class TrialRequest:
     Attributes:
         trial: number of the trial in its study.
         schedule: the passes to execute; the same object that was checked and simulated.
+        warmup_steps: at least 1 is run, in which collectives are counted.
         measure_memory: meter peak memory in a step of its own after the timed ones.
+        collective_timeout_s: how long a rank waits for its peers in one collective or message before it fails.
     """
 
     trial: int
@@ -35,6 +37,7 @@ class TrialRequest:
     warmup_steps: int = 1
     measured_steps: int = 3
     measure_memory: bool = True
+    collective_timeout_s: float = 120.0
 
     def to_dict(self) -> dict:
         """Plain JSON values; `from_dict` reads them back."""
@@ -49,6 +52,7 @@ class TrialRequest:
             "warmup_steps": self.warmup_steps,
             "measured_steps": self.measured_steps,
             "measure_memory": self.measure_memory,
+            "collective_timeout_s": self.collective_timeout_s,
         }
 
     @classmethod
@@ -66,12 +70,19 @@ class TrialRequest:
             warmup_steps=values["warmup_steps"],
             measured_steps=values["measured_steps"],
             measure_memory=values["measure_memory"],
+            collective_timeout_s=values.get("collective_timeout_s", 120.0),
         )
 
 
 @dataclass(frozen=True)
 class PassTime:
-    """Time of one kind of pass of one stage in one step: medians over the step's microbatches, waiting excluded."""
+    """Time of one kind of pass of one stage in one step: medians over the step's microbatches.
+
+    Attributes:
+        cpu_s: CPU time of the thread that runs the pass; waiting for messages or inside collectives is no part of it.
+        wall_s: from the moment the inputs are there; with tensor parallelism collectives are inside. On CUDA the time
+            between events on the GPU's stream.
+    """
 
     kind: str
     stage: int
@@ -89,9 +100,18 @@ class RankReport:
         failed_at: UNIX time of the failure, so that the first failing rank can be told from its followers.
         step_wall_s: wall time of every measured step.
         passes: for every measured step the times of its passes.
-        optimizer_cpu_s: CPU time of the optimizer step, one entry a measured step.
-        collective_bytes: bytes a rank contributes a step, by collective: `tp` and `dp` (None when not counted).
-        losses: mean loss per token of every measured step; empty on ranks that don't hold the last stage.
+        optimizer_cpu_s: CPU time outside of the passes, one entry a measured step: clearing gradients, gathering
+            sharded parameters, reducing gradients, AdamW.
+        collective_bytes: bytes this rank sends in one step, were every collective a ring, by mesh axis: `tp`, `dp`,
+            and `tied` (the sum of a tied embedding's gradients over two devices). Axes without traffic are left out;
+            None when not counted.
+        collective_calls: collectives of one step by mesh axis.
+        peak_memory_bytes: most bytes held at any moment of a step, optimizer state allocated.
+        activation_peak_bytes: most bytes held beside parameters, gradients and optimizer state.
+        reserved_memory_bytes: what the CUDA allocator took from the device; None on CPU.
+        parameters: parameters of this rank's stages, before data parallelism shards them.
+        losses: mean loss per token over the global batch of every measured step; empty on ranks that don't hold the
+            last stage, equal on all that do.
     """
 
     rank: int
@@ -102,7 +122,11 @@ class RankReport:
     passes: tuple[tuple[PassTime, ...], ...] = ()
     optimizer_cpu_s: tuple[float, ...] = ()
     collective_bytes: dict[str, int] | None = None
+    collective_calls: dict[str, int] | None = None
     peak_memory_bytes: int | None = None
+    activation_peak_bytes: int | None = None
+    reserved_memory_bytes: int | None = None
+    parameters: int | None = None
     losses: tuple[float, ...] = ()
     torch: str = ""
     device: str = ""

@@ -16,6 +16,7 @@ from autotune.profiling.mesh import MeshCache
 from autotune.profiling.optimizer import LocalAdamW
 from autotune.profiling.parallel import DeviceModel, build_device_model
 from autotune.profiling.protocol import TrialRequest
+from autotune.profiling.weight_grad import local_tensor
 from autotune.schedules.schedule import Pass
 
 __all__ = ["StepResult", "Training"]
@@ -49,6 +50,7 @@ class Training:
         self.model: DeviceModel = build_device_model(
             spec, plan, request.schedule.placement, training, self.mesh, meshes, device.torch_device
         )
+        self.parameters = self.model.parameter_count
         self.optimizer = LocalAdamW(parameter for _, parameter in self.model.named_parameters())
         self.executor = Executor(
             self.model.module,
@@ -96,6 +98,17 @@ class Training:
         loss = sum(passes.losses.values()) if passes.losses else None
         assert loss is None or isinstance(loss, Tensor)
         return StepResult(passes.passes, loss, wall_s, cpu_s)
+
+    def axis_groups(self) -> dict[str, dist.ProcessGroup]:
+        """Groups of this rank by the axis their collectives are counted under: `tp`, `dp` and `tied`."""
+        groups = {axis: self.mesh.group(axis) for axis in ("tp", "dp")}
+        return groups | ({"tied": self.model.tied_copy[1]} if self.model.tied_copy else {})
+
+    def lasting_tensors(self) -> list[Tensor]:
+        """This rank's own tensors that live beyond a step: parameters, gradients, optimizer state."""
+        parameters = [parameter for _, parameter in self.model.named_parameters()]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return [local_tensor(t) for t in (*parameters, *gradients)] + self.optimizer.state_tensors()
 
     def global_loss(self, loss: Tensor | None) -> float | None:
         """Mean loss per token of the whole global batch, from every replica's `StepResult.loss`. Collective over dp."""
