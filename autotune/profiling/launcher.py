@@ -12,6 +12,7 @@ import os
 import re
 import select
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -28,7 +29,16 @@ from autotune.profiling.process_tree import MARKER, end_all, marked
 from autotune.profiling.protocol import TrialRequest
 from autotune.profiling.supervisor import Ending, LaunchSpec
 
-__all__ = ["DEFAULT_WORKER", "Starter", "WorkerCommand", "end_leftovers", "launch", "parse_worker", "trial_folder"]
+__all__ = [
+    "DEFAULT_WORKER",
+    "Starter",
+    "WorkerCommand",
+    "end_leftovers",
+    "launch",
+    "owner_mark",
+    "parse_worker",
+    "trial_folder",
+]
 
 Starter = Literal["torchrun", "none"]
 
@@ -39,6 +49,7 @@ _FOREIGN_VARIABLES = re.compile(
 )
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _SUPERVISOR_SLACK_S = 20.0
+_ELASTIC_LOGS = ".torchrun"  # torch's launcher insists on a folder of its own; ranks log by rank_entry
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,7 @@ def launch(
     """Run one plan on its own process group and return when none of its processes is left.
 
     Args:
-        folder: of this trial, created here; `request.json`, `launcher.log`, `rank-N.log` and the ranks' reports go there.
+        folder: of this trial, created here, for `request.json`, `launcher.log`, `rank-N.log` and the ranks' reports.
         time_limit_s: wall time, start-up included.
         owner: marks the processes (see `end_leftovers`), normally `owner_mark` of the study.
         should_stop: asked some times a second; true ends the trial with kind `stopped`.
@@ -133,6 +144,7 @@ def launch(
     finally:
         # Nothing unless the supervisor itself was killed.
         end_all(marked(mark), grace_s=0.0)
+        shutil.rmtree(folder / _ELASTIC_LOGS, ignore_errors=True)
 
 
 def owner_mark(study: str) -> str:
@@ -174,7 +186,9 @@ def _launcher_argv(request: TrialRequest, worker: WorkerCommand, folder: Path) -
         *("--rdzv-endpoint", "localhost:0"),
         *("--rdzv-id", uuid.uuid4().hex),
         *("--local-addr", "localhost"),
+        *("--log-dir", str(folder / _ELASTIC_LOGS)),
         *("--max-restarts", "0"),
+        *("--shutdown-timeout", "3"),  # between SIGTERM and SIGKILL of the ranks that outlive a failed one
         "--no-python",
         *entry,
     )
@@ -192,9 +206,7 @@ def _environment(request: TrialRequest, mark: str) -> dict[str, str]:
     return environment
 
 
-def _supervised(
-    spec: LaunchSpec, mark: str, environment: Mapping[str, str], should_stop: Callable[[], bool]
-) -> Ending:
+def _supervised(spec: LaunchSpec, mark: str, environment: Mapping[str, str], should_stop: Callable[[], bool]) -> Ending:
     started_at, started = time.time(), time.monotonic()
     with open(Path(spec.folder, "launcher.log"), "ab") as log:
         supervisor = subprocess.Popen(
@@ -205,7 +217,8 @@ def _supervised(
             env=environment,
             start_new_session=True,
         )
-    assert supervisor.stdin is not None and supervisor.stdout is not None
+    assert supervisor.stdin is not None
+    assert supervisor.stdout is not None
     with supervisor:
         answer = b""
         limit = started + spec.time_limit_s + spec.term_grace_s + spec.follower_grace_s + _SUPERVISOR_SLACK_S

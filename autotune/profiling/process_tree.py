@@ -20,7 +20,16 @@ from collections.abc import Iterable
 
 import psutil
 
-__all__ = ["MARKER", "become_subreaper", "descendants", "die_with_parent", "end_all", "end_descendants", "marked", "reap"]
+__all__ = [
+    "MARKER",
+    "become_subreaper",
+    "descendants",
+    "die_with_parent",
+    "end_all",
+    "end_descendants",
+    "marked",
+    "reap",
+]
 
 MARKER = "AUTOTUNE_TRIAL_ID"
 

@@ -99,8 +99,10 @@ def fail(request: dict, rule: dict, rank: int, out: Path) -> None:
     first = rule.get("rank", 1)
     if rank != first:
         time.sleep(0.3)
-    error = rule.get("error", "ValueError: the first cause") if rank == first else "RuntimeError: connection closed by peer"
-    write(out, rank, {"state": rule.get("state", "failed") if rank == first else "failed", "error": error, "failed_at": time.time()})
+    own, consequence = rule.get("error", "ValueError: the first cause"), "RuntimeError: connection closed by peer"
+    state = rule.get("state", "failed") if rank == first else "failed"
+    error = own if rank == first else consequence
+    write(out, rank, {"state": state, "error": error, "failed_at": time.time()})
     print(error)
     sys.exit(1)
 
@@ -108,7 +110,7 @@ def fail(request: dict, rule: dict, rank: int, out: Path) -> None:
 def crash(request: dict, rule: dict, rank: int, out: Path) -> None:
     """Rank `rank` of the rule ends without a report."""
     if rank == rule.get("rank", 1):
-        print("Traceback (most recent call last):\n  in fake\nRuntimeError: lost my marbles", file=sys.stderr, flush=True)
+        print("Traceback:\n  in fake\nRuntimeError: lost my marbles", file=sys.stderr, flush=True)
         os.kill(os.getpid(), rule["signal"]) if "signal" in rule else os._exit(3)
     time.sleep(60)
 

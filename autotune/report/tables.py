@@ -1,0 +1,142 @@
+"""The results table and the comparison for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from autotune.errors import UserError
+from autotune.report.numbers import bytes_text, count_text, number_text, seconds_text
+from autotune.results.columns import COLUMNS, Row
+from autotune.results.compare import Comparison, Contest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["comparison_table", "make_console", "reason_lines", "results_table", "sort_rows", "summary_line"]
+
+_WIDTH_WITHOUT_TERMINAL = 180
+_RATES = {"tokens_per_s", "tokens_per_s_per_device", "speedup_vs_1f1b"}
+_STATE_STYLES = {"ok": "green", "oom": "yellow", "timeout": "yellow", "failed": "red", "invalid": "red"}
+
+
+def make_console(stderr: bool = False) -> Console:
+    """A console that doesn't cut tables when its output goes to a file."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
+
+
+def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
+    """Rows by one column: rates from the best down, plans that count first; else upwards; missing values last.
+
+    Raises:
+        UserError: there is no such column.
+    """
+    names = [one.name for one in COLUMNS]
+    if column not in names:
+        raise UserError(f"--sort {column}: no such column; columns are {', '.join(names)}")
+    there = [row for row in rows if getattr(row, column) not in (None, "")]
+    missing = [row for row in rows if getattr(row, column) in (None, "")]
+    if column in _RATES:
+        return sorted(there, key=lambda row: (row.state != "ok", -getattr(row, column))) + missing
+    return sorted(there, key=lambda row: getattr(row, column)) + missing
+
+
+def results_table(rows: Sequence[Row]) -> Table:
+    """One line a plan. Best and baseline are marked in the first column."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for name in ("trial", "pp", "tp", "dp", "mbs", "m"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("schedule", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for name in ("step time", "+/-", "tokens/s", "per device", "peak memory", "bubble", "vs 1F1B"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("clock", no_wrap=True)
+    for row in rows:
+        style = "bold" if row.is_best else None
+        table.add_row(*_cells(row), style=style)
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    mark = {(True, True): "best, baseline", (True, False): "best", (False, True): "baseline"}
+    chunks = f" x{row.stages_per_device}" if (row.stages_per_device or 1) > 1 else ""
+    recompute = "" if row.recompute in ("", "none") else f" +{row.recompute} recompute"
+    state = row.state
+    if row.state in _STATE_STYLES:
+        state = f"[{_STATE_STYLES[row.state]}]{row.state}[/]"
+    numbers = (row.trial, row.pp, row.tp, row.dp, row.micro_batch_size, row.microbatches)
+    return [
+        mark.get((bool(row.is_best), bool(row.is_baseline)), ""),
+        *("-" if value is None else str(value) for value in numbers),
+        f"{row.schedule}{chunks}{recompute}",
+        state,
+        seconds_text(row.step_time_s),
+        seconds_text(row.step_time_std_s),
+        count_text(row.tokens_per_s),
+        count_text(row.tokens_per_s_per_device),
+        bytes_text(row.peak_memory_bytes),
+        "-" if row.bubble_rate is None else f"{row.bubble_rate:.1%}",
+        "-" if row.speedup_vs_1f1b is None else f"{row.speedup_vs_1f1b:.3f}x",
+        row.clock or "-",
+    ]
+
+
+def reason_lines(rows: Sequence[Row]) -> list[str]:
+    """Why plans are not ok: one line a plan that ran, one a rule for those refused without a run."""
+    lines = []
+    for row in rows:
+        if row.state not in ("ok", "refused", "predicted"):
+            first, *more = row.reason.splitlines() or [""]
+            lines.append(f"{row.state}: trial {row.trial}, {row.describe()}: {first}")
+            lines += [f"    {line}" for line in more]
+    return lines
+
+
+def summary_line(rows: Sequence[Row]) -> str:
+    """How many rows there are in each state."""
+    counts = Counter(row.state for row in rows)
+    return f"{len(rows)} plans: " + ", ".join(f"{count} {state}" for state, count in counts.most_common())
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """The best plan and its baselines, side by side."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    table.add_column("plan", no_wrap=True)
+    for name in ("step time", "tokens/s", "peak memory", "bubble", "best is faster by", "spread"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if comparison.best is not None:
+        table.add_row("best plan", *_compared(comparison.best), "", "", style="bold")
+    for contest in (comparison.baseline, comparison.interleaved):
+        if contest is not None:
+            table.add_row(contest.name, *_compared(contest.other), *_ratio(contest, comparison.best))
+    return table
+
+
+def _compared(row: Row) -> list[str]:
+    bubble = "-" if row.bubble_rate is None else f"{row.bubble_rate:.1%}"
+    return [
+        row.describe(),
+        seconds_text(row.step_time_s),
+        count_text(row.tokens_per_s),
+        bytes_text(row.peak_memory_bytes),
+        bubble,
+    ]
+
+
+def _ratio(contest: Contest, best: Row | None) -> list[str]:
+    if contest.other is best:
+        return ["the same plan", ""]
+    return [f"{number_text(contest.ratio)}x", f"{number_text(contest.low)}x to {number_text(contest.high)}x"]

@@ -1,0 +1,127 @@
+"""The columns of the results table: names, types, units and definitions. The header is fixed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+__all__ = ["COLUMNS", "Column", "ColumnType", "Row"]
+
+ColumnType = Literal["integer", "number", "text", "flag", "integers"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. `unit` is empty for names, counts and flags; `meaning` is one line."""
+
+    name: str
+    type: ColumnType
+    unit: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan and what became of it. None is a number nobody measured; the fields are the columns, in their order.
+
+    `speedup_vs_1f1b`, `is_baseline` and `is_best` depend on the other rows: `autotune.results.verdict.judge` sets them.
+    """
+
+    trial: int | None = None
+    state: str = ""
+    reason: str = ""
+    pp: int | None = None
+    tp: int | None = None
+    dp: int | None = None
+    micro_batch_size: int | None = None
+    microbatches: int | None = None
+    schedule: str = ""
+    stages_per_device: int | None = None
+    layer_split: tuple[int, ...] | None = None
+    recompute: str = ""
+    fidelity: str = ""
+    clock: str = ""
+    step_time_s: float | None = None
+    step_time_min_s: float | None = None
+    step_time_max_s: float | None = None
+    step_time_std_s: float | None = None
+    step_time_wall_s: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_device: float | None = None
+    peak_memory_bytes: int | None = None
+    peak_memory_bytes_per_rank: tuple[int, ...] | None = None
+    bubble_rate: float | None = None
+    loss: float | None = None
+    speedup_vs_1f1b: float | None = None
+    is_baseline: bool | None = None
+    is_best: bool | None = None
+    started: str = ""
+    duration_s: float | None = None
+    torch: str = ""
+    device: str = ""
+    fingerprint: str = ""
+
+    def describe(self) -> str:
+        """The plan in one line."""
+        chunks = f" x{self.stages_per_device}" if (self.stages_per_device or 1) > 1 else ""
+        tail = "" if self.recompute in ("", "none") else f" recompute={self.recompute}"
+        degrees = f"pp{_or_dash(self.pp)} tp{_or_dash(self.tp)} dp{_or_dash(self.dp)}"
+        batches = f"mbs{_or_dash(self.micro_batch_size)} m{_or_dash(self.microbatches)}"
+        return f"{degrees} {batches} {self.schedule}{chunks}{tail}"
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain JSON values, column by column; what is missing is null."""
+        values: dict[str, object] = {}
+        for column in COLUMNS:
+            value = getattr(self, column.name)
+            if column.type == "integers" and value is not None:
+                value = list(value)
+            values[column.name] = None if value == "" else value
+        return values
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+COLUMNS = (
+    Column("trial", "integer", "", "number of the trial in the study; empty for plans that were not run"),
+    Column("state", "text", "", "ok, refused, predicted, oom, timeout, failed or invalid"),
+    Column("reason", "text", "", "why the state isn't ok; empty if it is"),
+    Column("pp", "integer", "", "pipeline-parallel degree: devices of one pipeline"),
+    Column("tp", "integer", "", "tensor-parallel degree"),
+    Column("dp", "integer", "", "data-parallel degree: pp x tp x dp devices in all"),
+    Column("micro_batch_size", "integer", "samples", "samples of one microbatch"),
+    Column("microbatches", "integer", "", "microbatches of one step and data-parallel replica"),
+    Column("schedule", "text", "", "pipeline schedule; a plan without pipeline (pp = 1) stands under 1f1b"),
+    Column("stages_per_device", "integer", "", "stages a device holds"),
+    Column("layer_split", "integers", "layers", "layers of every stage in model order, as a JSON list"),
+    Column("recompute", "text", "", "activation recomputation: none or full"),
+    Column("fidelity", "text", "", "how the plan was evaluated: run (all devices), profile or predict"),
+    Column("clock", "text", "", "which clock step_time_s is from: wall, or virtual when ranks outnumber cores"),
+    Column("step_time_s", "number", "s", "one optimizer step of the slowest rank, median over the measured steps"),
+    Column("step_time_min_s", "number", "s", "shortest measured step"),
+    Column("step_time_max_s", "number", "s", "longest measured step"),
+    Column("step_time_std_s", "number", "s", "sample standard deviation of the measured steps"),
+    Column("step_time_wall_s", "number", "s", "median measured step by the wall clock, whatever `clock` says"),
+    Column("tokens_per_s", "number", "tokens/s", "global_batch_size x sequence_length / step_time_s, all devices"),
+    Column("tokens_per_s_per_device", "number", "tokens/s", "tokens_per_s / (pp x tp x dp)"),
+    Column("peak_memory_bytes", "integer", "bytes", "largest peak of any rank"),
+    Column("peak_memory_bytes_per_rank", "integers", "bytes", "peak of every rank, as a JSON list"),
+    Column(
+        "bubble_rate", "number", "", "1 - work of the busiest device / time of the pipeline, from the measured passes"
+    ),
+    Column("loss", "number", "nats/token", "mean loss per token of the last measured step"),
+    Column("speedup_vs_1f1b", "number", "", "tokens_per_s / tokens_per_s of the baseline"),
+    Column("is_baseline", "flag", "", "the fastest plan under 1f1b that is ok"),
+    Column("is_best", "flag", "", "the fastest plan of all that is ok"),
+    Column("started", "text", "", "UTC, ISO 8601"),
+    Column("duration_s", "number", "s", "wall time of the whole trial, start-up included"),
+    Column("torch", "text", "", "version that ran the trial"),
+    Column("device", "text", "", "device that ran the trial"),
+    Column(
+        "fingerprint", "text", "", "16 hex digits of plan, model, devices and training; equal for the same run only"
+    ),
+)
+
+assert tuple(column.name for column in COLUMNS) == tuple(field.name for field in fields(Row))

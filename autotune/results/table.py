@@ -1,0 +1,163 @@
+"""Rows to trials.csv and trials.parquet and back. A file is replaced as a whole, never half written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import UserError
+from autotune.results.columns import COLUMNS, Column, Row
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["read_csv", "read_parquet", "replace_file", "to_frame", "write_csv", "write_parquet"]
+
+_FLAGS = {"true": True, "false": False}
+_DTYPES = {"integer": "Int64", "number": "Float64", "text": "string", "flag": "boolean", "integers": "object"}
+
+# A reason may quote a whole traceback; the csv module refuses fields above 128 KiB unless told.
+csv.field_size_limit(2**31 - 1)
+
+
+def write_csv(rows: Iterable[Row], path: Path) -> None:
+    """Write the table; missing values are empty fields. Raises UserError if the file can't be written."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow([column.name for column in COLUMNS])
+    for row in rows:
+        writer.writerow([_to_text(getattr(row, column.name), column) for column in COLUMNS])
+    data = text.getvalue().encode("utf-8")
+    replace_file(path, lambda file: Path(file).write_bytes(data))
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows that `write_csv` wrote. Raises UserError if the file is missing or not such a table."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            lines = list(csv.reader(file))
+    except FileNotFoundError:
+        raise UserError(f"there is no results table {path}") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    header = [column.name for column in COLUMNS]
+    if not lines or lines[0] != header:
+        raise UserError(f"{path} is not a results table: its header must be {','.join(header)}")
+    rows = []
+    for number, line in enumerate(lines[1:], start=1):
+        if len(line) != len(header):
+            raise UserError(f"{path} is damaged: row {number} has {len(line)} fields, not {len(header)}")
+        try:
+            rows.append(Row(**{c.name: _from_text(text, c) for c, text in zip(COLUMNS, line, strict=True)}))
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: row {number}: {error}") from None
+    return rows
+
+
+def to_frame(rows: Sequence[Row]) -> pandas.DataFrame:
+    """The table as a pandas frame with nullable types: a missing value is NA in every column, never 0 or NaN."""
+    import pandas
+
+    columns: dict[str, Any] = {}
+    for column in COLUMNS:
+        values = [_storable(getattr(row, column.name), column) for row in rows]
+        columns[column.name] = pandas.Series(values, dtype=_DTYPES[column.type])
+    return pandas.DataFrame(columns)
+
+
+def write_parquet(rows: Sequence[Row], path: Path) -> None:
+    """Write the table with the types of `to_frame`. Raises UserError if the file can't be written."""
+    import pyarrow
+
+    types = {
+        "integer": pyarrow.int64(),
+        "number": pyarrow.float64(),
+        "text": pyarrow.string(),
+        "flag": pyarrow.bool_(),
+        "integers": pyarrow.list_(pyarrow.int64()),
+    }
+    # The types are told, not guessed: a column in which everything is missing keeps its type.
+    schema = pyarrow.schema([(column.name, types[column.type]) for column in COLUMNS])
+    frame = to_frame(rows)
+    replace_file(path, lambda file: frame.to_parquet(file, index=False, schema=schema))
+
+
+def read_parquet(path: Path) -> list[Row]:
+    """The rows that `write_parquet` wrote. Raises UserError if the file is missing or not such a table."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        records = parquet.read_table(path).to_pylist()
+        return [
+            Row(**{column.name: _restored(record[column.name], column) for column in COLUMNS}) for record in records
+        ]
+    except FileNotFoundError:
+        raise UserError(f"there is no results table {path}") from None
+    except (OSError, KeyError, pyarrow.ArrowException) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+
+
+def replace_file(path: Path, write: Callable[[str], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, then put it in its place in one step.
+
+    Raises:
+        UserError: the folder can't be written or the disk is full; what was at `path` is still there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(str(temporary))
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _to_text(value: Any, column: Column) -> str:
+    value = _storable(value, column)
+    if value is None:
+        return ""
+    if column.type == "flag":
+        return "true" if value else "false"
+    if column.type == "integers":
+        return json.dumps(value, separators=(",", ":"))
+    return repr(value) if column.type == "number" else str(value)
+
+
+def _from_text(text: str, column: Column) -> Any:
+    if column.type == "text":
+        return text
+    if text == "":
+        return None
+    if column.type == "flag":
+        if text not in _FLAGS:
+            raise ValueError(f"{column.name} must be true or false, not {text!r}")
+        return _FLAGS[text]
+    if column.type == "integers":
+        return tuple(int(item) for item in json.loads(text))
+    return int(text) if column.type == "integer" else float(text)
+
+
+def _storable(value: Any, column: Column) -> Any:
+    """A value as it is stored: None if missing, no NaN or infinity, text that UTF-8 can hold, whole lists."""
+    if value is None or value == "":
+        return None
+    if column.type == "number":
+        return float(value) if math.isfinite(value) else None
+    if column.type == "text":
+        return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    return list(value) if column.type == "integers" else value
+
+
+def _restored(value: Any, column: Column) -> Any:
+    if column.type == "text":
+        return "" if value is None else value
+    return tuple(value) if column.type == "integers" and value is not None else value

@@ -1,0 +1,46 @@
+"""What a study is about, as plain values that can be stored and compared when it is resumed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from autotune.profiling.launcher import WorkerCommand
+from autotune.space.space import Space
+
+__all__ = ["differences", "identity"]
+
+
+def identity(space: Space, worker: WorkerCommand) -> dict[str, Any]:
+    """Everything that decides what a trial of this study measures, flat: dotted name -> plain JSON value.
+
+    A trial's time limit isn't in it: it decides only how long a plan may take.
+    """
+    tree = {
+        "model": asdict(space.model),
+        "cluster": asdict(space.cluster),
+        "training": asdict(space.training),
+        "search": asdict(space.search),
+        "trial": {"warmup_steps": space.trial.warmup_steps, "measured_steps": space.trial.measured_steps},
+        "worker": {"command": worker.argv, "starter": worker.starter},
+    }
+    return dict(_flatten(tree, ""))
+
+
+def differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """One line per value that differs, naming it: `model.layers: 8 -> 12`."""
+    return [
+        f"{name}: {_shown(stored, name)} -> {_shown(now, name)}"
+        for name in sorted(stored.keys() | now.keys())
+        if stored.get(name, ...) != now.get(name, ...)
+    ]
+
+
+def _flatten(value: Any, name: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [pair for key, item in value.items() for pair in _flatten(item, f"{name}.{key}" if name else str(key))]
+    return [(name, list(value) if isinstance(value, tuple) else value)]
+
+
+def _shown(values: dict[str, Any], name: str) -> str:
+    return repr(values[name]) if name in values else "(not there)"
