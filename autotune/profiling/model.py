@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from autotune.profiling.loss import cross_entropy
+from autotune.profiling.sequence_parallel import SequenceParallel
 from autotune.profiling.weight_grad import DeferredLinear, WeightGradStore
 from autotune.space.model import ModelSpec, padded_vocab
 
@@ -23,16 +24,14 @@ class StageContext:
 
     Attributes:
         store: takes the weight gradients of the stage's linear layers.
-        tp_rank, tp, tp_group: place in the tensor-parallel group; with tp > 1 the stage's tensors at its borders are
-            this rank's slice of the sequence.
+        tp: place in the tensor-parallel group; with more than one rank the stage's tensors at its borders are this
+            rank's slice of the sequence.
         recompute: keep only the input of every block and run its forward again in the backward.
         loss_scale: factor of the summed token losses; one over the tokens of a step and replica gives their mean.
     """
 
     store: WeightGradStore
-    tp: int = 1
-    tp_rank: int = 0
-    tp_group: dist.ProcessGroup | None = None
+    tp: SequenceParallel = field(default_factory=SequenceParallel)
     recompute: bool = False
     loss_scale: float = 1.0
 
@@ -98,7 +97,7 @@ class Attention(nn.Module):
         self.key_norm = nn.RMSNorm(spec.head_dim, eps=spec.norm_epsilon) if spec.qk_norm else None
 
     def forward(self, x: Tensor, rotary: Rotary | None) -> Tensor:
-        """(batch, sequence, hidden) -> the same; with tensor parallelism each rank computes its own heads."""
+        """(batch, sequence, hidden) -> the same; of several tensor-parallel ranks each computes its heads' part."""
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.query, self.key, self.value))
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
@@ -148,6 +147,7 @@ class Block(nn.Module):
         self.mlp_norm = _norm(spec, spec.hidden)
         mlp = SwiGLU if spec.activation == "swiglu" else GeluMLP
         self.mlp = mlp(spec, context.store)
+        self.tp = context.tp
         self.parallel, self.recompute = spec.parallel_residual, context.recompute
 
     def forward(self, x: Tensor, rotary: Rotary | None) -> Tensor:
@@ -158,11 +158,12 @@ class Block(nn.Module):
         return self._compute(x, rotary)
 
     def _compute(self, x: Tensor, rotary: Rotary | None) -> Tensor:
-        attended = self.attention(self.attention_norm(x), rotary)
+        tp = self.tp
+        attended = tp.scatter_sum(self.attention(tp.gather(self.attention_norm(x)), rotary))
         if self.parallel:
-            return x + attended + self.mlp(self.mlp_norm(x))
+            return x + attended + tp.scatter_sum(self.mlp(tp.gather(self.mlp_norm(x))))
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x))
+        return x + tp.scatter_sum(self.mlp(tp.gather(self.mlp_norm(x))))
 
 
 class Stage(nn.Module):
@@ -175,7 +176,7 @@ class Stage(nn.Module):
         super().__init__()
         self.vocab, self.sequence, self.context = spec.vocab, spec.sequence_length, context
         self.is_first, self.is_last = stage == 0, stage == len(layer_split) - 1
-        rows = padded_vocab(spec.vocab, context.tp)
+        rows = padded_vocab(spec.vocab, context.tp.size)
         self.embedding = nn.Embedding(rows, spec.hidden) if self.is_first else None
         learned = self.is_first and spec.positions == "learned"
         self.positions = nn.Embedding(spec.max_positions, spec.hidden) if learned else None
@@ -201,18 +202,26 @@ class Stage(nn.Module):
         if self.norm is None or self.head is None:
             return x
         assert targets is not None, "the last stage needs targets"
-        logits = self.head(self.norm(x))
-        first = self.context.tp_rank * logits.shape[-1]
-        losses = cross_entropy(logits, targets, self.vocab, first, self.context.tp_group)
+        tp = self.context.tp
+        logits = self.head(tp.gather(self.norm(x)))
+        losses = cross_entropy(logits, targets, self.vocab, tp.rank * logits.shape[-1], tp.group)
         return losses.sum() * self.context.loss_scale
 
     def _embed(self, tokens: Tensor) -> Tensor:
         assert self.embedding is not None
-        x = self.embedding(tokens)
+        tp = self.context.tp
+        table = self.embedding.weight
+        if isinstance(table, DTensor):
+            # Each rank looks up the tokens of its rows of the table; for the others it adds zero.
+            table = table.to_local()
+            row = tokens - tp.rank * table.shape[0]
+            held = (row >= 0) & (row < table.shape[0])
+            x = tp.scatter_sum(F.embedding(row.where(held, 0), table) * held.unsqueeze(-1))
+        else:
+            x = F.embedding(tokens, table)
         if self.positions is not None:
-            length = self.sequence // self.context.tp
-            start = self.context.tp_rank * length
-            x = x + self.positions.weight[start : start + length]
+            length = self.sequence // tp.size
+            x = x + self.positions.weight[tp.rank * length : (tp.rank + 1) * length]
         return x
 
 

@@ -8,19 +8,14 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from autotune.profiling.init import initialise
 from autotune.profiling.mesh import MeshCache, PlanMesh
 from autotune.profiling.model import DeviceStages, Stage, StageContext
+from autotune.profiling.sequence_parallel import SequenceParallel
 from autotune.profiling.weight_grad import WeightGradStore, local_tensor
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan
@@ -28,6 +23,9 @@ from autotune.space.training import TrainingSpec
 
 __all__ = ["DeviceModel", "build_device_model", "parameter_names"]
 
+# Layers by what a tensor-parallel rank holds of their matrix: some of its outputs, or some of its inputs.
+COLUMN_PARALLEL = {"query", "key", "value", "gate", "up", "head", "embedding"}
+ROW_PARALLEL = {"output", "down"}
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -142,9 +140,7 @@ def build_device_model(
     tokens = plan.microbatches * plan.micro_batch_size * spec.sequence_length
     context = StageContext(
         store=store,
-        tp=plan.tp,
-        tp_rank=mesh.tp_rank,
-        tp_group=mesh.group("tp") if plan.tp > 1 else None,
+        tp=SequenceParallel(mesh.group("tp") if plan.tp > 1 else None),
         recompute=plan.recompute == "full",
         loss_scale=1.0 / tokens,
     )
@@ -155,48 +151,33 @@ def build_device_model(
         with torch.device("meta"):
             stage = Stage(spec, plan.layer_split, index, context)
         if plan.tp > 1:
-            _shard_over_tensor(stage, mesh)
+            _shard_over_tensor(stage, mesh.mesh["tp"])
         stage.to_empty(device=device)
         initialise(stage, spec, training.seed)
         stages[index] = stage
     module = DeviceStages(stages)
     tied_copy = _tie_embeddings(module, spec, placement, mesh, meshes)
-    partial = frozenset(
-        name for name, p in parameter_names(module) if context.tp > 1 and not isinstance(p.data, DTensor)
-    )
+    partial = frozenset(name for name, p in parameter_names(module) if plan.tp > 1 and not isinstance(p.data, DTensor))
     count = sum(local_tensor(parameter).numel() for parameter in module.parameters())
     if plan.dp > 1 or training.dtype != "float32":
         _shard_over_data(module, mesh, COMPUTE_DTYPES[training.dtype])
     return DeviceModel(module, store, mesh, COMPUTE_DTYPES[training.dtype], partial, count, tied_copy)
 
 
-def _shard_over_tensor(stage: Stage, mesh: PlanMesh) -> None:
-    """Megatron's column and row cuts with sequence parallelism: between layers a rank holds its slice of the sequence.
+def _shard_over_tensor(stage: Stage, mesh: DeviceMesh) -> None:
+    """Turn the parameters of linear layers and of the token table into DTensors, cut as in Megatron.
 
-    Norms and learned positions stay plain parameters that each rank applies to its slice.
+    Norms and learned positions stay plain: each rank has them whole and applies them to its slice of the sequence.
     """
-    sequence, whole = Shard(1), Replicate()
-    block_plan: dict[str, ParallelStyle] = {
-        "attention": PrepareModuleInput(input_layouts=(sequence, None), desired_input_layouts=(whole, None)),
-        "attention.query": ColwiseParallel(),
-        "attention.key": ColwiseParallel(),
-        "attention.value": ColwiseParallel(),
-        "attention.output": RowwiseParallel(output_layouts=sequence),
-        "mlp": PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(whole,)),
-        "mlp.up": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(output_layouts=sequence),
-    }
-    ends: dict[str, ParallelStyle] = {}
-    if stage.embedding is not None:
-        ends["embedding"] = RowwiseParallel(input_layouts=whole, output_layouts=sequence)
-    if stage.head is not None:
-        ends["head"] = ColwiseParallel(input_layouts=sequence, output_layouts=Shard(-1))
-    tp_mesh = mesh.mesh["tp"]
-    for block in stage.layers.values():
-        gated = {"mlp.gate": ColwiseParallel()} if hasattr(block.mlp, "gate") else {}
-        parallelize_module(block, tp_mesh, block_plan | gated, src_data_rank=None)
-    if ends:
-        parallelize_module(stage, tp_mesh, ends, src_data_rank=None)
+    for name, layer in stage.named_modules():
+        kind = name.rpartition(".")[2]
+        if kind not in COLUMN_PARALLEL | ROW_PARALLEL:
+            continue
+        row = kind in ROW_PARALLEL
+        placements = {"weight": Shard(1) if row else Shard(0), "bias": Replicate() if row else Shard(0)}
+        for parameter_name, parameter in list(layer.named_parameters(recurse=False)):
+            sharded = distribute_tensor(parameter, mesh, [placements[parameter_name]], src_data_rank=None)
+            layer.register_parameter(parameter_name, nn.Parameter(sharded))
 
 
 def _tie_embeddings(

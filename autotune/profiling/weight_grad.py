@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 
 __all__ = ["DeferredLinear", "WeightGradStore", "WeightGradTasks", "local_tensor"]
 
@@ -127,10 +127,10 @@ class _Linear(torch.autograd.Function):
 class DeferredLinear(nn.Linear):
     """A `Linear` whose weight and bias gradients go through a `WeightGradStore`.
 
-    With DTensor parameters (tensor parallel) it reads a DTensor and gives a DTensor, but computes on local tensors:
-    column-parallel weights (sharded by rows of the matrix) want a replicated input and give outputs sharded in the
-    last dimension, row-parallel ones want an input sharded in the last dimension and give partial sums. In neither
-    case does a weight's gradient need communication.
+    Its parameters may be DTensors sharded over tensor-parallel ranks; it reads and gives plain local tensors. A
+    column-parallel one (weight sharded in dimension 0) reads the whole input and gives its columns of the output, a
+    row-parallel one (dimension 1) reads its columns of the input and gives its part of a sum. In neither case does a
+    weight's gradient need communication.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool, store: WeightGradStore) -> None:
@@ -138,16 +138,12 @@ class DeferredLinear(nn.Linear):
         self.store = store
 
     def forward(self, input: Tensor) -> Tensor:
-        """(..., in_features) -> (..., out_features)."""
-        if not isinstance(self.weight, DTensor):
-            return _Linear.apply(input, self.weight, self.bias, self.store, True)
-        assert isinstance(input, DTensor), "a tensor-parallel layer needs its input hook"
-        mesh = self.weight.device_mesh
-        column = self.weight.placements == (Shard(0),)
-        assert input.placements == ((Replicate(),) if column else (Shard(input.ndim - 1),)), input.placements
-        # Every rank's column part adds its share to the gradient of the one input they all read.
-        x = input.to_local(grad_placements=[Partial()] if column else [Shard(input.ndim - 1)])
-        # Partial sums are added up later: only one rank may add the bias, all see its whole gradient.
-        add_bias = column or mesh.get_local_rank() == 0
-        y = _Linear.apply(x, self.weight, self.bias, self.store, add_bias)
-        return DTensor.from_local(y, mesh, [Shard(y.ndim - 1) if column else Partial()], run_check=False)
+        """(..., in_features or this rank's share) -> (..., out_features or this rank's share)."""
+        # Of parts of a sum only one may add the bias; all see its whole gradient, as they see that of the sum.
+        weight = self.weight
+        add_bias = not (_is_row_parallel(weight) and weight.device_mesh.get_local_rank() != 0)
+        return _Linear.apply(input, weight, self.bias, self.store, add_bias)
+
+
+def _is_row_parallel(weight: Tensor) -> bool:
+    return isinstance(weight, DTensor) and weight.placements == (Shard(1),)
