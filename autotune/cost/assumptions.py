@@ -8,7 +8,7 @@ from typing import Literal
 from autotune.errors import UserError
 from autotune.space.training import DType
 
-__all__ = ["MEGATRON", "WORKER", "ZERO_BUBBLE", "Assumptions", "Recomputation", "StateBytes", "element_bytes"]
+__all__ = ["MEGATRON", "WORKER", "ZERO_BUBBLE", "Assumptions", "Recomputation", "StateBytes", "element_bytes", "stack"]
 
 Recomputation = Literal["none", "selective", "full"]
 
@@ -67,6 +67,11 @@ class Assumptions:
         workspace_bytes: scratch memory of the matmul library.
         dp_overlap: share of the dp traffic hidden behind passes (0: all exposed, Megatron-LM's default).
         tp_overlap: share of the tp collectives hidden behind matmuls.
+        exposed_messages: a device waits until its message is sent (Megatron-LM's blocking p2p calls); otherwise sending
+            costs the sender nothing and delays the receiver alone.
+        loss_scaling: float16 gradients are unscaled before the optimizer.
+        fused_optimizer: Adam reads and writes each tensor once; otherwise it runs one kernel an operation (torch's
+            single-tensor loop).
         shards_messages: a pipeline message is split over the tp ranks even without sequence parallelism.
     """
 
@@ -89,6 +94,9 @@ class Assumptions:
     workspace_bytes: int = 64 * MIB
     dp_overlap: float = 0.0
     tp_overlap: float = 0.0
+    exposed_messages: bool = False
+    loss_scaling: bool = False
+    fused_optimizer: bool = True
     shards_messages: bool = False
 
     def __post_init__(self) -> None:
@@ -136,7 +144,7 @@ MEGATRON = Assumptions(
     sharding="zero1",
     gradient_bytes=4,
     vocab_multiple=128,
-    fused_loss=False,
+    exposed_messages=True,
     shards_messages=True,
 )
 """Megatron-LM's defaults with sequence parallelism and the distributed optimizer: float32 main gradients."""
@@ -146,6 +154,8 @@ ZERO_BUBBLE = Assumptions(
     dropout=True,
     gradient_bytes=2,
     vocab_multiple=128,
+    exposed_messages=True,
+    loss_scaling=True,
     shards_messages=True,
 )
 """The zero-bubble fork of Megatron-LM as published: float16 gradients, unfused attention with dropout."""
@@ -158,6 +168,20 @@ WORKER = Assumptions(
     fused_projections=False,
     fused_weight_gradients=False,
     keeps_stage_output=True,
+    fused_optimizer=False,
     workspace_bytes=0,
 )
 """The worker of this package, on torch."""
+
+STACKS = {"megatron": MEGATRON, "worker": WORKER, "zero-bubble": ZERO_BUBBLE}
+
+
+def stack(name: str) -> Assumptions:
+    """The assumptions about a known training software.
+
+    Raises:
+        UserError: unknown name.
+    """
+    if name not in STACKS:
+        raise UserError(f"no stack {name!r}: give one of {', '.join(STACKS)}")
+    return STACKS[name]

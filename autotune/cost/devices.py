@@ -18,18 +18,18 @@ class Machine:
     """One device as the time model sees it.
 
     A matmul of x FLOPs takes x / (peak_flops * efficiency) + kernel_s, so its efficiency grows with its size and ends
-    at `efficiency`; it never takes less than moving its operands.
+    at `efficiency`; it never takes less than moving its operands. Every other kernel and collective pays kernel_s too.
 
     Attributes:
         peak_flops, peak_flops_float32: dense matmul FLOP/s of half precision and of float32, from the data sheet.
         memory_bytes_per_s: bandwidth of the device's memory, from the data sheet.
         memory_efficiency: share of it that streaming kernels reach.
-        efficiency, kernel_s: the two fitted machine numbers.
+        efficiency, kernel_s: the two fitted machine numbers: what large matmuls reach, and the fixed cost of a kernel.
         attention_efficiency: FLOP/s of flash attention relative to a large matmul.
         link_efficiency: share of a link's bandwidth that collectives and messages reach.
-        microbatch_s, chunk_s: time a device loses on every microbatch beside its passes, and more on every further
-            stage it holds (host work, launches, hand-over of messages).
-        layer_forward_s, layer_backward_s: least time of a layer's F and BW: the host can't launch its kernels faster.
+        visit_s: time a device loses beside the passes every time a microbatch goes through a stage and back (host work,
+            hand-over of tensors): once a stage and microbatch.
+        layer_host_s: least time of one layer's F, B and W together: the host can't launch its kernels faster.
     """
 
     name: str
@@ -39,13 +39,11 @@ class Machine:
     memory_bytes_per_s: float
     efficiency: float
     kernel_s: float
-    memory_efficiency: float = 1.0
+    memory_efficiency: float = 0.85
     attention_efficiency: float = 0.75
     link_efficiency: float = 0.8
-    microbatch_s: float = 0.0
-    chunk_s: float = 0.0
-    layer_forward_s: float = 0.0
-    layer_backward_s: float = 0.0
+    visit_s: float = 0.0
+    layer_host_s: float = 0.0
 
     def peak(self, dtype: DType) -> float:
         """Dense matmul FLOP/s in `dtype`."""

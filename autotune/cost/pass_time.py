@@ -32,8 +32,8 @@ class PassSeconds:
     def __add__(self, other: PassSeconds) -> PassSeconds:
         return PassSeconds(self.compute + other.compute, self.tp + other.tp)
 
-    def times(self, count: int) -> PassSeconds:
-        """The same pass over `count` equal layers."""
+    def times(self, count: float) -> PassSeconds:
+        """The same pass over `count` equal layers, or slower by that factor."""
         return PassSeconds(self.compute * count, self.tp * count)
 
 

@@ -14,7 +14,7 @@ from autotune.cost.parameters import StageShape, padded_rows
 from autotune.space.model import ModelSpec
 from autotune.space.training import DType
 
-__all__ = ["EMPTY", "Attention", "Matmul", "PassWork", "StageWork", "layer_work", "stage_work"]
+__all__ = ["EMPTY", "Attention", "Matmul", "PassWork", "StageWork", "embedding_work", "head_work", "layer_work", "stage_work"]
 
 
 class Matmul(NamedTuple):
@@ -204,7 +204,7 @@ def _layer_streams(model: ModelSpec, n: int, e: int, t: int, assumptions: Assump
     )
 
 
-def _embedding_work(model: ModelSpec, n: int, e: int, t: int, assumptions: Assumptions) -> StageWork:
+def embedding_work(model: ModelSpec, n: int, e: int, t: int, assumptions: Assumptions) -> StageWork:
     """Token lookup: F reads rows and writes them, adds positions; B reads the gradient, reads and writes rows.
 
     With tp every rank holds part of the rows, so the output is summed over tp (an all-reduce, or a reduce-scatter with
@@ -223,7 +223,7 @@ def _embedding_work(model: ModelSpec, n: int, e: int, t: int, assumptions: Assum
     return StageWork(forward, backward, EMPTY)
 
 
-def _head_work(model: ModelSpec, n: int, e: int, t: int, assumptions: Assumptions) -> StageWork:
+def head_work(model: ModelSpec, n: int, e: int, t: int, assumptions: Assumptions) -> StageWork:
     """Final norm, output matmul and loss.
 
     Bytes a logit: a fused loss reads and writes it once forward and once backward. Otherwise, forward: cast to
@@ -272,7 +272,7 @@ def stage_work(
     for _ in range(stage.layers):
         work += layer_work(model, tp, micro_batch_size, dtype, assumptions, recomputation)
     if stage.embeds:
-        work += _embedding_work(model, n, e, tp, assumptions)
+        work += embedding_work(model, n, e, tp, assumptions)
     if stage.heads:
-        work += _head_work(model, n, e, tp, assumptions)
+        work += head_work(model, n, e, tp, assumptions)
     return work
