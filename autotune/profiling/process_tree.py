@@ -87,6 +87,7 @@ def end_descendants(grace_s: float) -> int:
     # A process that forks while it is hunted leaves a child behind: hunt until the tree is empty.
     while left := descendants():
         end_all(left, 0.0)
+    _bury(1.0)
     return len(before)
 
 
@@ -102,6 +103,13 @@ def end_all(processes: Iterable[psutil.Process], grace_s: float) -> None:
         living = _wait(living, grace_s)
     _signal(living, signal.SIGKILL)
     _wait(living, 5.0)
+
+
+def _bury(limit_s: float) -> None:
+    """Collect the dead descendants as they are handed to us, so that no zombie is left to an init that is none."""
+    deadline = time.monotonic() + limit_s
+    while reap() or (psutil.Process().children() and time.monotonic() < deadline):
+        time.sleep(_POLL_S)
 
 
 def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:

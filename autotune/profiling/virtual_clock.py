@@ -5,29 +5,32 @@ waiting is inside it. So the virtual clock takes
 
 * the CPU time of every pass of the step (median over its microbatches; of the tp and dp ranks that run a stage, the
   slowest),
-* plus the tensor-parallel collectives inside it, by the cluster's link model, as the worker's layout issues them,
+* plus the tensor-parallel collectives inside it: the bytes and calls that the ranks counted, by the cluster's link
+  model, spread over the forward and backward passes of the device by their layers,
 
 replays the schedule with these, a message costing latency + bytes / bandwidth of the link it crosses, and adds to
-every device, when its last pass is done, its data-parallel reduction by the link model and its optimizer's CPU time.
-The slowest device gives the step. docs/results.md says what is left out.
+every device, when its last pass is done, its gradient reductions (dp and tied embeddings, bytes and calls as counted)
+and its CPU time outside the passes. The slowest device gives the step. docs/results.md says what is left out.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.cost.assumptions import WORKER, element_bytes
-from autotune.cost.communication import Layout, gather_s, group_link, message_s
-from autotune.cost.parameters import StageShape, stage_parameters
-from autotune.cost.work import PassWork, stage_work
+from autotune.cost.assumptions import element_bytes
+from autotune.cost.communication import Layout, group_link
 from autotune.profiling.protocol import RankReport, TrialRequest
 from autotune.results.measurement import Clock
 from autotune.schedules.costs import PassCosts
 from autotune.schedules.simulate import simulate
+from autotune.space.cluster import Link
 
 __all__ = ["ReplayedStep", "pick_clock", "replay"]
+
+PassSeconds = dict[tuple[str, int], float]
+"""Seconds of the passes of one step by (kind, stage)."""
 
 
 @dataclass(frozen=True)
@@ -54,137 +57,133 @@ def replay(request: TrialRequest, reports: Sequence[RankReport], clock: Clock) -
 
     Args:
         reports: complete reports of all ranks, rank r at index r, each with `passes`.
-        clock: `virtual` adds tp collectives to the CPU times; wall times of passes contain them already.
+        clock: `virtual` adds the tp collectives to the CPU times; the wall times of passes contain them already.
 
     Raises:
         ValueError: a pass of the schedule was not timed; the message names it.
     """
-    times = _PassTimes(request, reports)
-    return tuple(_replay_step(request, reports, times, step, clock) for step in range(request.measured_steps))
+    network = _Network(request, reports)
+    finish_s = tuple(network.reduction_s(device) for device in range(request.plan.pp))
+    inside_s = network.collectives_in_passes() if clock == "virtual" else {}
+    steps = []
+    for step in range(request.measured_steps):
+        seconds = _slowest(reports, step, clock)
+        seconds = {key: value + inside_s.get(key, 0.0) for key, value in seconds.items()}
+        timeline = simulate(request.schedule, _costs(request, seconds, network))
+        ends = [times[-1] for times in timeline.end]
+        last = max(
+            end + reduction + _outside_passes_s(request, reports, device, step)
+            for device, (end, reduction) in enumerate(zip(ends, finish_s, strict=True))
+        )
+        steps.append(ReplayedStep(last, timeline.bubble_rate))
+    return tuple(steps)
 
 
-class _PassTimes:
-    """Time of each (kind, stage) of a step: the slowest of the ranks that run it."""
-
-    def __init__(self, request: TrialRequest, reports: Sequence[RankReport]) -> None:
-        self.steps: list[dict[tuple[str, int], tuple[float, float]]] = []
-        for step in range(request.measured_steps):
-            slowest: dict[tuple[str, int], tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
-            for report in reports:
-                for entry in report.passes[step]:
-                    key = (entry.kind, entry.stage)
-                    cpu_s, wall_s = slowest[key]
-                    slowest[key] = (max(cpu_s, entry.cpu_s), max(wall_s, entry.wall_s))
-            self.steps.append(dict(slowest))
-
-    def of(self, step: int, clock: Clock) -> dict[tuple[str, int], float]:
-        """Seconds of each pass by one of the two clocks."""
-        column = 0 if clock == "virtual" else 1
-        return {key: values[column] for key, values in self.steps[step].items()}
+def _slowest(reports: Sequence[RankReport], step: int, clock: Clock) -> PassSeconds:
+    """Each pass as slow as on the slowest of the ranks that run its stage."""
+    seconds: PassSeconds = {}
+    for report in reports:
+        for entry in report.passes[step]:
+            key = (entry.kind, entry.stage)
+            value = entry.cpu_s if clock == "virtual" else entry.wall_s
+            seconds[key] = max(seconds.get(key, 0.0), value)
+    return seconds
 
 
-def _replay_step(
-    request: TrialRequest, reports: Sequence[RankReport], times: _PassTimes, step: int, clock: Clock
-) -> ReplayedStep:
-    schedule, plan = request.schedule, request.plan
-    seconds = times.of(step, clock)
-    if clock == "virtual":
-        collectives = _tp_collectives(request)
-        seconds = {key: value + collectives[key] for key, value in seconds.items()}
-    nothing = (0.0,) * schedule.stages
-    costs = PassCosts(
-        forward=tuple(_time(seconds, "F", stage) for stage in range(schedule.stages)),
-        backward=tuple(_backward(seconds, stage) for stage in range(schedule.stages)),
-        weight=tuple(seconds.get(("W", stage), 0.0) for stage in range(schedule.stages)),
-        hop=_hops(request),
+def _costs(request: TrialRequest, seconds: PassSeconds, network: _Network) -> PassCosts:
+    stages = range(request.schedule.stages)
+    nothing = (0.0,) * len(stages)
+    return PassCosts(
+        forward=tuple(_time(seconds, "F", stage) for stage in stages),
+        # A fused pass is charged as B + W with W = 0.
+        backward=tuple(_time(seconds, "B" if ("B", stage) in seconds else "BW", stage) for stage in stages),
+        weight=tuple(seconds.get(("W", stage), 0.0) for stage in stages),
+        hop=network.hops(),
         activation=nothing,
         kept=nothing,
     )
-    timeline = simulate(schedule, costs)
-    width = plan.dp * plan.tp
-    finished = []
-    for device in range(schedule.devices):
-        ranks = reports[device * width : (device + 1) * width]
-        optimizer_s = max((report.optimizer_cpu_s[step] for report in ranks if report.optimizer_cpu_s), default=0.0)
-        finished.append(timeline.end[device][-1] + _reduction_s(request, device) + optimizer_s)
-    return ReplayedStep(max(finished), timeline.bubble_rate)
 
 
-def _time(seconds: Mapping[tuple[str, int], float], kind: str, stage: int) -> float:
+def _time(seconds: PassSeconds, kind: str, stage: int) -> float:
     if (kind, stage) not in seconds:
         raise ValueError(f"no rank timed pass {kind} of stage {stage}")
     return seconds[kind, stage]
 
 
-def _backward(seconds: Mapping[tuple[str, int], float], stage: int) -> float:
-    """B where a stage splits its backward; else the fused pass, which the simulation charges as B + W with W = 0."""
-    return _time(seconds, "B" if ("B", stage) in seconds else "BW", stage)
+def _device_ranks(request: TrialRequest, device: int) -> range:
+    """Global ranks of one pipeline device: pp is the outermost axis of the layout."""
+    width = request.plan.dp * request.plan.tp
+    return range(device * width, (device + 1) * width)
 
 
-def _stage_shape(request: TrialRequest, stage: int) -> StageShape:
-    split = request.plan.layer_split
-    return StageShape(split[stage], embeds=stage == 0, heads=stage == len(split) - 1)
+def _outside_passes_s(request: TrialRequest, reports: Sequence[RankReport], device: int, step: int) -> float:
+    """CPU seconds outside the passes of the device's slowest rank: optimizer, clearing and reducing gradients."""
+    ranks = [reports[rank] for rank in _device_ranks(request, device)]
+    return max((report.optimizer_cpu_s[step] for report in ranks if report.optimizer_cpu_s), default=0.0)
 
 
-def _tp_collectives(request: TrialRequest) -> dict[tuple[str, int], float]:
-    """Seconds of tensor-parallel collectives inside each pass; the slowest of the pipeline device's tp groups."""
-    plan, cluster, dtype = request.plan, request.cluster, request.training.dtype
-    layout = Layout(plan.pp, plan.dp, plan.tp, cluster.devices_per_node)
-    found: dict[tuple[str, int], float] = {}
-    for stage, device in enumerate(request.schedule.placement):
-        work = stage_work(
-            request.model,
-            _stage_shape(request, stage),
-            plan.tp,
-            plan.micro_batch_size,
-            dtype,
-            WORKER,
-            WORKER.recomputation(plan.recompute),
-        )
-        links = [group_link(layout.tp_group(device, k), layout, cluster) for k in range(plan.dp)]
+class _Network:
+    """Seconds of what the ranks send, by the links it crosses."""
 
-        def seconds(part: PassWork, links: list = links) -> float:
-            if part.gathers == 0:
-                return 0.0
-            mean = part.gather_bytes / part.gathers
-            return max(part.gathers * gather_s(mean, plan.tp, link, efficiency=1.0) for link in links)
+    def __init__(self, request: TrialRequest, reports: Sequence[RankReport]) -> None:
+        plan = request.plan
+        self.request, self.reports = request, reports
+        self.layout = Layout(plan.pp, plan.dp, plan.tp, request.cluster.devices_per_node)
 
-        found["F", stage] = seconds(work.forward)
-        found["B", stage] = seconds(work.backward)
-        found["W", stage] = seconds(work.weight)
-        found["BW", stage] = found["B", stage] + found["W", stage]
-    return found
+    def hops(self) -> tuple[tuple[float, ...], ...]:
+        """A message between any two devices: every tp rank sends its slice of the sequence to its counterpart."""
+        plan, model = self.request.plan, self.request.model
+        tokens = plan.micro_batch_size * model.sequence_length / plan.tp
+        size = tokens * model.hidden * element_bytes(self.request.training.dtype)
+        devices = range(plan.pp)
+        return tuple(tuple(0.0 if a == b else _seconds(self._link(a, b), size, 1) for b in devices) for a in devices)
+
+    def collectives_in_passes(self) -> PassSeconds:
+        """The tp collectives of a step, spread over the passes of each device.
+
+        Forward and backward of a layer issue the same collectives, a recomputed forward its own again, and the
+        weight pass none.
+        """
+        request = self.request
+        backward = 2.0 if request.plan.recompute == "full" else 1.0
+        found: PassSeconds = {}
+        for device in range(request.plan.pp):
+            total_s = self._slowest_s(device, "tp")
+            counts = Counter((p.kind, p.stage) for p in request.schedule.order[device] if p.kind != "W")
+            weights = {key: request.plan.layer_split[key[1]] * (1.0 if key[0] == "F" else backward) for key in counts}
+            whole = sum(weights[key] * count for key, count in counts.items())
+            found |= {key: total_s * weight / whole for key, weight in weights.items()}
+        return found
+
+    def reduction_s(self, device: int) -> float:
+        """The gradient reductions of a device's slowest rank: over dp, and of a tied embedding on two devices."""
+        return self._slowest_s(device, "dp") + self._slowest_s(device, "tied")
+
+    def _slowest_s(self, device: int, axis: str) -> float:
+        found = []
+        for rank in _device_ranks(self.request, device):
+            report = self.reports[rank]
+            size = (report.collective_bytes or {}).get(axis, 0)
+            calls = (report.collective_calls or {}).get(axis, 0)
+            found.append(_seconds(self._axis_link(rank, axis), size, calls))
+        return max(found)
+
+    def _axis_link(self, rank: int, axis: str) -> Link:
+        plan = self.request.plan
+        device, within = divmod(rank, plan.dp * plan.tp)
+        dp_rank, tp_rank = divmod(within, plan.tp)
+        if axis == "tp":
+            return group_link(self.layout.tp_group(device, dp_rank), self.layout, self.request.cluster)
+        if axis == "dp":
+            return group_link(self.layout.dp_group(device, tp_rank), self.layout, self.request.cluster)
+        placement = self.request.schedule.placement
+        return self._link(placement[0], placement[-1])
+
+    def _link(self, sender: int, receiver: int) -> Link:
+        cluster = self.request.cluster
+        return cluster.inter_node if self.layout.crosses(sender, receiver) else cluster.intra_node
 
 
-def _hops(request: TrialRequest) -> tuple[tuple[float, ...], ...]:
-    """Seconds of a message between any two pipeline devices: each tp rank sends its slice of the sequence."""
-    plan, cluster, model = request.plan, request.cluster, request.model
-    layout = Layout(plan.pp, plan.dp, plan.tp, cluster.devices_per_node)
-    tokens = plan.micro_batch_size * model.sequence_length / plan.tp
-    message_bytes = tokens * model.hidden * element_bytes(request.training.dtype)
-
-    def hop(sender: int, receiver: int) -> float:
-        if sender == receiver:
-            return 0.0
-        link = cluster.inter_node if layout.crosses(sender, receiver) else cluster.intra_node
-        return message_s(message_bytes, link, efficiency=1.0)
-
-    return tuple(tuple(hop(a, b) for b in range(plan.pp)) for a in range(plan.pp))
-
-
-def _reduction_s(request: TrialRequest, device: int) -> float:
-    """Seconds of a device's gradient reduction over dp: a reduce-scatter and an all-gather of its parameters."""
-    plan, cluster = request.plan, request.cluster
-    if plan.dp == 1:
-        return 0.0
-    layout = Layout(plan.pp, plan.dp, plan.tp, cluster.devices_per_node)
-    link = max(
-        (group_link(layout.dp_group(device, k), layout, cluster) for k in range(plan.tp)),
-        key=lambda one: one.latency_s + 1.0 / one.bandwidth_bytes_per_s,
-    )
-    total = 0.0
-    for stage in request.schedule.device_stages(device):
-        parameters = stage_parameters(request.model, _stage_shape(request, stage), plan.tp)
-        size = parameters * element_bytes(request.training.dtype)
-        total += 2 * gather_s(size, plan.dp, link, efficiency=1.0)
-    return total
+def _seconds(link: Link, size: float, calls: int) -> float:
+    """`size` bytes sent in `calls` operations over `link`."""
+    return size / link.bandwidth_bytes_per_s + calls * link.latency_s

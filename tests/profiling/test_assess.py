@@ -1,0 +1,226 @@
+"""Every way a trial can end gets its own state and the words that help; only a complete result is ok."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_launcher import FAKE, fake, make_request
+
+from autotune.profiling.assess import assess, last_lines
+from autotune.profiling.launcher import launch
+from autotune.profiling.protocol import TrialRequest
+from autotune.profiling.supervisor import Ending
+from autotune.results.measurement import TrialOutcome
+
+EXITED = Ending("exited", 0, None, 1_700_000_000.0, 12.5, 0)
+
+
+def write_report(folder: Path, number: int, **values: Any) -> None:
+    report = {
+        "version": 1,
+        "rank": number,
+        "state": "ok",
+        "step_wall_s": [0.2, 0.1, 0.3],
+        "peak_memory_bytes": 1000 + number,
+        "losses": [2.0, 1.9, 1.8] if number == 1 else [],
+        "torch": "2.13.0",
+        "device": "fake",
+    }
+    (folder / f"rank-{number}.json").write_text(json.dumps(report | values))
+
+
+def write_exit(folder: Path, rank: int, exit_code: int | None, number: int | None, ended_at: float) -> None:
+    values = {"rank": rank, "exit_code": exit_code, "signal": number, "ended_at": ended_at, "peak_rss_bytes": 5}
+    (folder / f"rank-{rank}.exit.json").write_text(json.dumps(values))
+
+
+def run_fake(
+    tmp_path: Path, request: TrialRequest, rule: dict, limit_s: float = 60, starter: str = "none"
+) -> TrialOutcome:
+    """The outcome of a real launch of the fake worker; `none` is quick, `torchrun` as a search does it."""
+    folder = tmp_path / "trial"
+    return assess(request, launch(request, fake(tmp_path, rule, starter=starter), folder, limit_s), folder)
+
+
+def test_step_time_is_the_slowest_ranks_median_and_memory_the_largest_of_all_ranks(tmp_path: Path) -> None:
+    write_report(tmp_path, 0)
+    write_report(tmp_path, 1, step_wall_s=[0.4, 0.05, 0.2])
+    outcome = assess(make_request(), EXITED, tmp_path)
+    assert (outcome.state, outcome.reason, outcome.started) == ("ok", "", "2023-11-14T22:13:20+00:00")
+    measured = outcome.measurement
+    assert measured is not None
+    # slowest rank of each step: 0.4, 0.1, 0.3
+    assert (measured.step_time_s, measured.step_time_min_s, measured.step_time_max_s) == (0.3, 0.1, 0.4)
+    assert measured.step_time_std_s == pytest.approx(
+        math.sqrt(((0.4 - 0.8 / 3) ** 2 + (0.1 - 0.8 / 3) ** 2 + (0.3 - 0.8 / 3) ** 2) / 2)
+    )
+    assert measured.peak_memory_bytes_per_rank == (1000, 1001)
+    assert measured.peak_memory_bytes == 1001
+    assert measured.loss == 1.8
+
+
+def test_loss_is_found_on_whichever_rank_holds_the_last_stage(tmp_path: Path) -> None:
+    write_report(tmp_path, 0, losses=[3.0, 3.0, 2.5])
+    write_report(tmp_path, 1, losses=[])
+    measured = assess(make_request(), EXITED, tmp_path).measurement
+    assert measured is not None
+    assert measured.loss == 2.5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"step_wall_s": [0.1, 0.2]}, "measured 2 steps, not 3"),
+        ({"step_wall_s": [0.1, 0.2, 0.0]}, "step times"),
+        ({"losses": [2.0, float("nan"), 2.0]}, "loss of nan"),
+        ({"losses": []}, "no rank reports a loss"),
+        ({"passes": [[], [], []]}, "only ranks"),
+        ({"peak_memory_bytes": None}, "only ranks [0]"),
+        ({"rank": 0}, "report of rank 0"),
+    ],
+)
+def test_ok_reports_that_are_incomplete_or_impossible_are_invalid(
+    tmp_path: Path, wrong: dict[str, Any], why: str
+) -> None:
+    write_report(tmp_path, 0)
+    write_report(tmp_path, 1, **wrong)
+    outcome = assess(make_request(), EXITED, tmp_path)
+    assert outcome.state == "invalid"
+    assert why in outcome.reason
+    assert outcome.measurement is None
+
+
+def test_plan_over_the_memory_limit_is_oom_with_its_numbers(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    request = make_request()
+    request = replace(request, cluster=replace(request.cluster, memory_limit_bytes=900))
+    write_report(tmp_path, 0)
+    write_report(tmp_path, 1)
+    outcome = assess(request, EXITED, tmp_path)
+    assert outcome.state == "oom"
+    assert "rank 1 peaked at 1001 bytes, 101 bytes over the limit of 900" in outcome.reason
+    assert outcome.measurement is not None
+
+
+def test_exit_code_0_without_a_result_is_not_success(tmp_path: Path) -> None:
+    outcome = run_fake(tmp_path, make_request(), {"do": "silent"})
+    assert outcome.state == "invalid"
+    assert "exit code 0 but no result of ranks 0, 1" in outcome.reason
+    assert "leaving without a word" in outcome.reason
+
+
+def test_cause_is_the_first_failing_rank_not_its_followers(tmp_path: Path) -> None:
+    outcome = run_fake(
+        tmp_path,
+        make_request(),
+        {"do": "fail", "rank": 1, "error": "ValueError: head 3\nis crooked"},
+        starter="torchrun",
+    )
+    assert outcome.state == "failed"
+    assert outcome.reason.startswith("rank 1 failed first: ValueError: head 3\nis crooked")
+    assert "closed by peer" not in outcome.reason
+
+
+def test_followers_that_report_earlier_in_the_file_list_are_still_followers(tmp_path: Path) -> None:
+    write_report(tmp_path, 0, state="failed", error="closed by peer", failed_at=100.2)
+    write_report(tmp_path, 1, state="oom", error="out of memory", failed_at=100.1)
+    outcome = assess(make_request(), EXITED, tmp_path)
+    assert (outcome.state, outcome.reason) == ("oom", "rank 1 ran out of memory: out of memory")
+
+
+def test_message_that_quotes_oom_is_no_oom(tmp_path: Path) -> None:
+    write_report(tmp_path, 0, state="failed", error="KeyError: 'oom CUDA out of memory'", failed_at=1.0)
+    assert assess(make_request(), EXITED, tmp_path).state == "failed"
+
+
+def test_failing_allocation_under_an_address_space_limit_is_oom(tmp_path: Path) -> None:
+    outcome = run_fake(tmp_path, make_request(), {"do": "memory_error", "limit": 256 << 20})
+    assert outcome.state == "oom"
+    assert "MemoryError" in outcome.reason
+
+
+CGROUP = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.mark.skipif(not os.access(CGROUP, os.W_OK) or os.getuid() != 0, reason="needs a writable memory cgroup (v1)")
+def test_rank_that_the_kernel_kills_for_memory_is_oom(tmp_path: Path) -> None:
+    group = CGROUP / f"autotune-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+    except OSError:
+        pytest.skip("memory cgroups can't be made here")
+    try:
+        request, folder = make_request(pp=1), tmp_path / "trial"
+        worker = fake(tmp_path, {"do": "hog"}, starter="none")
+        inside = f'echo $$ > {group}/cgroup.procs && exec "$@"'
+        worker = type(worker)(("sh", "-c", inside, "sh", *worker.argv), "none")
+        outcome = assess(request, launch(request, worker, folder, 60), folder)
+        assert outcome.state == "oom"
+        assert "SIGKILL" in outcome.reason
+        assert "out-of-memory killer" in outcome.reason
+    finally:
+        group.rmdir()
+
+
+def test_rank_that_someone_kills_is_failed_and_named(tmp_path: Path) -> None:
+    outcome = run_fake(
+        tmp_path, make_request(), {"do": "crash", "rank": 1, "signal": signal.SIGKILL}, starter="torchrun"
+    )
+    assert outcome.state == "failed"
+    assert "rank 1 was killed by SIGKILL" in outcome.reason
+
+
+def test_rank_that_ends_with_a_code_and_no_report_shows_its_last_lines(tmp_path: Path) -> None:
+    write_exit(tmp_path, 0, None, signal.SIGTERM, 10.1)
+    write_exit(tmp_path, 1, 3, None, 10.0)
+    (tmp_path / "rank-1.log").write_text("starting\n\x1b[31mRuntimeError: lost my marbles\x1b[0m\n")
+    outcome = assess(make_request(), Ending("exited", 1, None, 0.0, 1.0), tmp_path)
+    assert outcome.state == "failed"
+    assert outcome.reason == (
+        "rank 1 failed first, with exit code 3 and no report: starting\nRuntimeError: lost my marbles"
+    )
+
+
+def test_trial_over_its_time_is_timeout_and_says_who_is_missing(tmp_path: Path) -> None:
+    outcome = run_fake(tmp_path, make_request(), {"do": "sleep"}, limit_s=1)
+    assert outcome.state == "timeout"
+    assert "no result of ranks 0, 1" in outcome.reason
+    assert "about to sleep" in outcome.reason
+
+
+def test_half_a_report_is_no_result(tmp_path: Path) -> None:
+    write_report(tmp_path, 0)
+    write_report(tmp_path, 1)
+    whole = (tmp_path / "rank-1.json").read_bytes()
+    (tmp_path / "rank-1.json").write_bytes(whole[:40])
+    outcome = assess(make_request(), EXITED, tmp_path)
+    assert outcome.state == "invalid"
+    assert "no result of rank 1" in outcome.reason
+
+
+def test_launcher_that_cannot_start_is_failed_with_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "launcher.log").write_text("RendezvousConnectionError: port 0 refused\n")
+    outcome = assess(make_request(), Ending("exited", 1, None, 0.0, 1.0), tmp_path)
+    assert outcome.state == "failed"
+    assert "port 0 refused" in outcome.reason
+
+
+def test_last_lines_of_a_huge_log_are_read_from_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    with open(log, "wb") as file:
+        file.truncate(5 << 30)  # a sparse file: 5 GiB that take no space
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nfirst \xff\nlast\n\n")
+    assert last_lines(log, 2).splitlines() == ["first \ufffd", "last"]
+
+
+def test_fake_worker_is_where_the_tests_say() -> None:
+    assert FAKE.exists()

@@ -1,0 +1,137 @@
+"""The table keeps what it was given: every value, every text, every gap, every column."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from pathlib import Path
+
+import pandas
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.errors import UserError
+from autotune.results.columns import COLUMNS, Row
+from autotune.results.table import read_csv, read_parquet, replace_file, to_frame, write_csv, write_parquet
+
+HEADER = (
+    "trial,state,reason,pp,tp,dp,micro_batch_size,microbatches,schedule,stages_per_device,layer_split,recompute,"
+    "fidelity,clock,step_time_s,step_time_min_s,step_time_max_s,step_time_std_s,step_time_wall_s,tokens_per_s,"
+    "tokens_per_s_per_device,peak_memory_bytes,peak_memory_bytes_per_rank,bubble_rate,loss,speedup_vs_1f1b,"
+    "is_baseline,is_best,started,duration_s,torch,device,fingerprint"
+)
+INTEGERS = st.none() | st.integers(-(2**62), 2**62)
+VALUES = {
+    "integer": INTEGERS,
+    "number": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    "text": st.text(st.characters(exclude_categories=["Cs"])),
+    "flag": st.none() | st.booleans(),
+    "integers": st.none() | st.lists(st.integers(0, 2**50), min_size=1).map(tuple),
+}
+ROWS = st.lists(st.builds(Row, **{column.name: VALUES[column.type] for column in COLUMNS}), max_size=4)
+
+
+def test_header_is_fixed(tmp_path: Path) -> None:
+    write_csv([], tmp_path / "t.csv")
+    assert (tmp_path / "t.csv").read_text().splitlines() == [HEADER]
+
+
+@given(rows=ROWS)
+def test_csv_gives_back_what_was_written(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    write_csv(rows, path)
+    assert read_csv(path) == rows
+
+
+@given(rows=ROWS)
+def test_parquet_gives_back_what_was_written(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
+    path = tmp_path_factory.mktemp("parquet") / "t.parquet"
+    write_parquet(rows, path)
+    assert read_parquet(path) == rows
+
+
+def test_exotic_text_survives_and_any_csv_reader_agrees(tmp_path: Path) -> None:
+    reason = 'a "quoted", comma; \r\n\ttab\n\n=SUM(A1) \x00 \U0001f4a5 e\u0301 ' + "x" * 200_000
+    write_csv([Row(trial=1, state="failed", reason=reason)], tmp_path / "t.csv")
+    assert read_csv(tmp_path / "t.csv")[0].reason == reason
+    with open(tmp_path / "t.csv", newline="", encoding="utf-8") as file:
+        assert next(iter(csv.DictReader(file)))["reason"] == reason
+
+
+def test_text_that_utf8_cannot_hold_is_escaped_not_fatal(tmp_path: Path) -> None:
+    write_csv([Row(reason="bad \udcff byte")], tmp_path / "t.csv")
+    assert read_csv(tmp_path / "t.csv")[0].reason == "bad \\udcff byte"
+
+
+def test_missing_numbers_are_empty_never_zero_or_nan(tmp_path: Path) -> None:
+    rows = [
+        Row(trial=0, state="failed"),
+        Row(trial=1, state="ok", loss=math.nan, bubble_rate=math.inf, step_time_s=0.0),
+    ]
+    write_csv(rows, tmp_path / "t.csv")
+    with open(tmp_path / "t.csv", newline="") as file:
+        first, second = csv.DictReader(file)
+    assert first["tokens_per_s"] == first["peak_memory_bytes"] == first["is_best"] == ""
+    assert (second["loss"], second["bubble_rate"], second["step_time_s"]) == ("", "", "0.0")
+
+
+def test_column_does_not_vanish_or_lose_its_type_when_every_trial_failed(tmp_path: Path) -> None:
+    write_parquet([Row(trial=0, state="failed"), Row(state="refused")], tmp_path / "t.parquet")
+    frame = pandas.read_parquet(tmp_path / "t.parquet")
+    assert ",".join(frame.columns) == HEADER
+    assert str(frame["tokens_per_s"].dtype) == "Float64"
+    assert str(frame["peak_memory_bytes"].dtype) == "Int64"
+    assert frame["tokens_per_s"].isna().all()
+    assert frame["trial"].tolist()[0] == 0
+
+
+def test_frame_keeps_missing_apart_from_zero() -> None:
+    frame = to_frame([Row(trial=0, loss=0.0), Row(trial=None, loss=None)])
+    assert frame["loss"].isna().tolist() == [False, True]
+    assert frame["trial"].isna().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not a results table"),
+        ("a,b\n1,2\n", "not a results table"),
+        (HEADER + "\n1,ok\n", "row 1 has 2 fields"),
+        (HEADER + "\nx" + "," * (len(COLUMNS) - 1) + "\n", "row 1"),
+    ],
+)
+def test_damaged_table_is_an_error_that_names_the_file(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=why) as caught:
+        read_csv(path)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_table_is_an_error_in_words(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no results table"):
+        read_csv(tmp_path / "none.csv")
+    with pytest.raises(UserError, match="no results table"):
+        read_parquet(tmp_path / "none.parquet")
+
+
+def test_failed_write_leaves_the_old_table_whole(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    write_csv([Row(trial=7)], path)
+
+    def disk_full(file: str) -> None:
+        Path(file).write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="No space left on device"):
+        replace_file(path, disk_full)
+    assert read_csv(path) == [Row(trial=7)]
+    assert os.listdir(tmp_path) == ["t.csv"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_is_an_error_in_words(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No space left"):
+        replace_file(tmp_path / "t.csv", lambda file: Path("/dev/full").write_text("x"))
