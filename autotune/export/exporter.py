@@ -1,0 +1,68 @@
+"""Writes a plan in the form that another launcher reads."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.errors import UserError
+from autotune.export.job import Job, make_job
+from autotune.export.megatron import megatron_files
+from autotune.export.torchrun import torchrun_files
+from autotune.export.torchtitan import torchtitan_files
+from autotune.schedules.schedule import Schedule
+from autotune.space.plan import Plan
+from autotune.space.space import Space
+
+__all__ = ["TARGETS", "export_plan", "render_plan"]
+
+TARGETS: dict[str, Callable[[Job, str], dict[str, str]]] = {
+    "torchrun": torchrun_files,
+    "megatron": megatron_files,
+    "torchtitan": torchtitan_files,
+}
+"""Every target: (job, python interpreter) -> text of every file, by name."""
+
+
+def render_plan(
+    space: Space, plan: Plan, target: str, schedule: Schedule | None = None, python: str = "python3"
+) -> dict[str, str]:
+    """The files of `plan` for `target`, by name; nothing is written.
+
+    Args:
+        schedule: the plan's passes, when they aren't those that its schedule's name builds.
+        python: interpreter that the scripts use unless PYTHON is set.
+
+    Raises:
+        UserError: unknown target, or the target can't run the plan; every reason is listed.
+    """
+    render = TARGETS.get(target)
+    if render is None:
+        close = difflib.get_close_matches(target.lower(), TARGETS, n=1)
+        hint = f", did you mean {close[0]}?" if close else ""
+        raise UserError(f"can't export to {target!r}{hint}; known: {', '.join(TARGETS)}")
+    return render(make_job(space, plan, schedule), python)
+
+
+def export_plan(space: Space, plan: Plan, target: str, out_dir: Path, schedule: Schedule | None = None) -> list[Path]:
+    """Writes the files of `plan` for `target` into `out_dir` and returns their paths; scripts are executable.
+
+    Raises:
+        UserError: unknown target or one that can't run the plan (nothing is written then), or the folder can't be
+            written.
+    """
+    files = render_plan(space, plan, target, schedule, python=sys.executable)
+    written = []
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            path = out_dir / name
+            path.write_text(text, encoding="utf-8")
+            if name.endswith(".sh"):
+                path.chmod(path.stat().st_mode | 0o111)
+            written.append(path)
+    except OSError as error:
+        raise UserError(f"can't write {error.filename or out_dir}: {error.strerror}") from error
+    return written
