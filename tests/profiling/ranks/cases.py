@@ -1,0 +1,158 @@
+"""The plans whose gradients are proved, shared by the test and by the ranks it launches. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autotune.profiling.protocol import TrialRequest
+from autotune.schedules.registry import SCHEDULES, build
+from autotune.space.cluster import ClusterSpec, Link
+from autotune.space.model import ModelSpec
+from autotune.space.plan import Plan, Recompute, spread_layers
+from autotune.space.training import TrainingSpec
+
+# Vocabularies are odd, so tp 2 pads them. The four differ in every detail a ModelSpec has.
+LLAMA = ModelSpec(
+    name="llama",
+    layers=4,
+    hidden=16,
+    heads=4,
+    kv_heads=2,
+    head_dim=4,
+    ffn_hidden=24,
+    vocab=61,
+    sequence_length=8,
+)
+GPT2 = ModelSpec(
+    name="gpt2",
+    layers=4,
+    hidden=16,
+    heads=2,
+    kv_heads=2,
+    head_dim=8,
+    ffn_hidden=32,
+    vocab=53,
+    sequence_length=8,
+    activation="gelu",
+    norm="layernorm",
+    positions="learned",
+    tied_embeddings=True,
+    max_positions=12,
+    qkv_bias=True,
+    attention_output_bias=True,
+    mlp_bias=True,
+    gelu_tanh=True,
+)
+NEOX = ModelSpec(
+    name="neox",
+    layers=4,
+    hidden=16,
+    heads=2,
+    kv_heads=2,
+    head_dim=8,
+    ffn_hidden=32,
+    vocab=47,
+    sequence_length=8,
+    activation="gelu",
+    norm="layernorm",
+    qkv_bias=True,
+    attention_output_bias=True,
+    mlp_bias=True,
+    parallel_residual=True,
+    rotary_fraction=0.5,
+)
+QWEN3 = ModelSpec(
+    name="qwen3",
+    layers=4,
+    hidden=16,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    ffn_hidden=24,
+    vocab=51,
+    sequence_length=8,
+    qk_norm=True,
+    tied_embeddings=True,
+    rope_theta=1e6,
+    norm_epsilon=1e-6,
+)
+FAMILIES = {spec.name: spec for spec in (LLAMA, GPT2, NEOX, QWEN3)}
+
+# (pp, dp, tp): what the proof covers.
+DEGREES = ((2, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 1, 1), (4, 2, 1))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One plan to prove.
+
+    Attributes:
+        perturbed: one weight of one rank is changed before the step, so the proof must fail (negative control).
+    """
+
+    schedule: str
+    pp: int
+    dp: int
+    tp: int
+    family: str
+    recompute: Recompute = "none"
+    perturbed: bool = False
+
+    @property
+    def name(self) -> str:
+        parts = [self.schedule, f"pp{self.pp}", f"dp{self.dp}", f"tp{self.tp}", self.family]
+        return "-".join(parts + ["recompute"] * (self.recompute == "full") + ["perturbed"] * self.perturbed)
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.dp * self.tp
+
+    def request(self) -> TrialRequest:
+        """8 layers and 16 samples at pp 4, half of both below; 4 microbatches at pp 2 and 8 at pp 4."""
+        size = 4 if self.pp == 4 else 2
+        kind = SCHEDULES[self.schedule]
+        stages_per_device = kind.min_stages_per_device
+        spec = replace(FAMILIES[self.family], layers=2 * size)
+        microbatches = 2 * size
+        plan = Plan(
+            pp=self.pp,
+            tp=self.tp,
+            dp=self.dp,
+            micro_batch_size=2 // self.dp,
+            microbatches=microbatches,
+            schedule=self.schedule,
+            stages_per_device=stages_per_device,
+            layer_split=spread_layers(spec.layers, self.pp * stages_per_device),
+            recompute=self.recompute,
+        )
+        link = Link(0.0, 1e9)
+        return TrialRequest(
+            trial=0,
+            plan=plan,
+            schedule=build(self.schedule, self.pp, microbatches, stages_per_device),
+            model=spec,
+            cluster=ClusterSpec(1, self.world, "cpu", None, link, link),
+            training=TrainingSpec(global_batch_size=2 * microbatches),
+        )
+
+
+def all_cases() -> list[Case]:
+    """Every schedule with every degree; families and recomputation take turns so that each meets each degree."""
+    families = list(FAMILIES)
+    cases = []
+    for i, schedule in enumerate(SCHEDULES):
+        for j, (pp, dp, tp) in enumerate(DEGREES):
+            recompute: Recompute = "full" if (i + 2 * j) % 5 == 0 else "none"
+            cases.append(Case(schedule, pp, dp, tp, families[(i + j) % 4], recompute))
+    # pp = 1 is one plan whatever its schedule.
+    cases += [Case("1f1b", 1, 2, 1, "gpt2"), Case("1f1b", 1, 1, 2, "qwen3"), Case("1f1b", 1, 2, 2, "llama")]
+    return cases
+
+
+def controls() -> list[Case]:
+    """Cases that must fail the comparison."""
+    return [
+        Case("zb-h1", 2, 1, 1, "llama", perturbed=True),
+        Case("v-min", 2, 1, 2, "gpt2", perturbed=True),
+        Case("1f1b", 2, 2, 1, "neox", perturbed=True),
+    ]
