@@ -8,6 +8,7 @@ from autotune.errors import UserError
 from autotune.export.job import Job
 from autotune.export.schedule_csv import schedule_csv
 from autotune.export.script import launch_script, shell_array
+from autotune.export.titan_split import SPLIT_MODULE, split_module
 from autotune.schedules import registry
 from autotune.space.model import ModelSpec
 
@@ -26,8 +27,6 @@ def torchtitan_problems(job: Job) -> list[str]:
     problems = [f"torchtitan has no such model: {reason}" for reason in _model_differences(model)]
     if model.tied_embeddings and plan.pp > 1:
         problems.append(f"torchtitan doesn't tie embeddings across a pipeline (pp {plan.pp})")
-    if plan.pp > 1 and _split_overrides(job) is None:
-        problems.append(f"torchtitan's options can't split the layers as {'-'.join(map(str, plan.layer_split))}")
     return problems
 
 
@@ -75,6 +74,8 @@ def _placement(job: Job) -> str:
 
 def torchtitan_overrides(job: Job, csv_path: str = SCHEDULE_CSV) -> list[str]:
     """The overrides, an option and its value a string; the activation-checkpoint subcommand stands last, as it must.
+
+    Where no options make the plan's layer split they say nothing of it; `torchtitan_files` writes a config module then.
 
     Args:
         csv_path: where the schedule table will lie.
@@ -162,29 +163,48 @@ def _split_overrides(job: Job) -> list[str] | None:
 
 
 def torchtitan_files(job: Job, python: str) -> dict[str, str]:
-    """`torchtitan_overrides.txt`, `train_torchtitan.sh`, which runs torchtitan with them, and `schedule.csv` if needed.
+    """`torchtitan_overrides.txt` and `train_torchtitan.sh`, which runs torchtitan with them.
+
+    Where they are needed also `schedule.csv`, the passes, and `autotune_split.py`, the layers of every stage.
 
     Raises:
         UserError: torchtitan can't run the plan.
     """
-    overrides = torchtitan_overrides(job)
+    files = {
+        "torchtitan_overrides.txt": "\n".join(torchtitan_overrides(job)) + "\n",
+        "train_torchtitan.sh": _script(job, python),
+    }
+    if _uses_table(job):
+        files[SCHEDULE_CSV] = schedule_csv(job.schedule)
+    if _needs_split_module(job):
+        files[f"{SPLIT_MODULE}.py"] = split_module(job.summary, job.plan.layer_split)
+    return files
+
+
+def _needs_split_module(job: Job) -> bool:
+    return job.plan.pp > 1 and _split_overrides(job) is None
+
+
+def _script(job: Job, python: str) -> str:
     model = job.space.model
-    module = "qwen3" if model.qk_norm else "llama3"
     remarks = [
         "Trains with torchtitan 0.3.0. Set CONFIG to a config function of MODULE whose model has this shape:",
         f"{model.layers} layers, dim {model.hidden}, {model.heads} heads ({model.kv_heads} kv) of {model.head_dim}, "
         f"ffn {model.ffn_hidden}, vocabulary {model.vocab}.",
         "It must not set parallelism.module_fqns_per_model_part or another schedule table.",
     ]
-    lines = torchtitan_overrides(job, f'"$here/{SCHEDULE_CSV}"')
-    body = (
-        shell_array("overrides", lines)
-        + f'\nMODULE="${{MODULE:-{module}}}"\n'
-        + 'CONFIG="${CONFIG:?set CONFIG to a config function, such as llama3_8b}"\n'
-        + 'exec "${torchrun[@]}" -m torchtitan.train --module "$MODULE" --config "$CONFIG" "$@" "${overrides[@]}"\n'
+    lines = [
+        shell_array("overrides", torchtitan_overrides(job, f'"$here/{SCHEDULE_CSV}"')),
+        f'MODULE="${{MODULE:-{"qwen3" if model.qk_norm else "llama3"}}}"',
+        'CONFIG="${CONFIG:?set CONFIG to a config function, such as llama3_8b}"',
+    ]
+    if _needs_split_module(job):
+        lines += [
+            f"# {SPLIT_MODULE}.py adds the layer split to that config",
+            'export BASE_MODULE="$MODULE" BASE_CONFIG="$CONFIG" PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"',
+            f"MODULE={SPLIT_MODULE} CONFIG=plan",
+        ]
+    lines.append(
+        'exec "${torchrun[@]}" -m torchtitan.train --module "$MODULE" --config "$CONFIG" "$@" "${overrides[@]}"'
     )
-    files = {
-        "torchtitan_overrides.txt": "\n".join(overrides) + "\n",
-        "train_torchtitan.sh": launch_script(job, "train_torchtitan.sh", python, body, remarks),
-    }
-    return files | ({SCHEDULE_CSV: schedule_csv(job.schedule)} if _uses_table(job) else {})
+    return launch_script(job, "train_torchtitan.sh", python, "\n".join(lines) + "\n", remarks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +117,36 @@ def test_torchtitan_splits_the_layers_as_the_plan_does(schedule: str, stages: in
         assert titan_stages(options(job), layers, pp) == job.plan.layer_split == spread_layers(layers, pp * stages)
 
 
-def test_a_split_that_options_cannot_say_is_refused(job_of: Any) -> None:
-    job = job_of(pp=4, split=(1, 1, 1, 5))
-    assert "1-1-1-5" in torchtitan_problems(job)[0]
+@pytest.mark.parametrize(
+    ("schedule", "stages", "split"), [("1f1b", 1, (1, 2, 4, 1)), ("interleaved-1f1b", 3, (1,) * 9 + (2, 1, 1))]
+)
+def test_a_split_that_options_cannot_say_becomes_a_config_module(
+    schedule: str, stages: int, split: tuple[int, ...], job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = sum(split)
+    job = job_of(schedule, pp=4, stages=stages, split=split, model={"layers": layers})
+    assert not [name for name in options(job) if "layers" in name]
+    export_plan(job.space, job.plan, "torchtitan", tmp_path)
+    assert "MODULE=autotune_split CONFIG=plan" in (tmp_path / "train_torchtitan.sh").read_text()
+
+    (tmp_path / "my_configs.py").write_text(
+        "from types import SimpleNamespace\n"
+        "def base():\n    return SimpleNamespace(parallelism=SimpleNamespace(module_fqns_per_model_part=None))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("BASE_MODULE", "my_configs")
+    monkeypatch.setenv("BASE_CONFIG", "base")
+    monkeypatch.delitem(sys.modules, "autotune_split", raising=False)
+    monkeypatch.delitem(sys.modules, "my_configs", raising=False)
+    importlib.invalidate_caches()
+    parts = importlib.import_module("autotune_split").plan().parallelism.module_fqns_per_model_part
+    assert tuple(sum(name.startswith("layers.") for name in names) for names in parts) == split
+    assert [name for names in parts for name in names] == [
+        "tok_embeddings",
+        *(f"layers.{i}" for i in range(layers)),
+        "norm",
+        "lm_head",
+    ]
 
 
 def test_tied_embeddings_across_a_pipeline_are_refused() -> None:
