@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar, get_args
 
 from autotune.errors import UserError
-from autotune.schedules import registry
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.devices import DEVICES
 from autotune.space.hf_config import read_hf_config
@@ -119,14 +117,9 @@ def _check_positions(section: ModelSection, head_dim: int, problems: Problems) -
         problems.add(("model", "head_dim"), message)
 
 
-def resolve_cluster(section: ClusterSection, problems: Problems) -> ClusterSpec | None:
-    """The cluster with the device's defaults; None when `problems` has been given a mistake."""
-    defaults = DEVICES.get(section.device)
-    if defaults is None:
-        close = difflib.get_close_matches(section.device.lower(), DEVICES, n=1, cutoff=0.5)
-        hint = f", did you mean {close[0]}?" if close else ""
-        problems.add(("cluster", "device"), f"unknown device {section.device!r}{hint}; known: {', '.join(DEVICES)}")
-        return None
+def resolve_cluster(section: ClusterSection) -> ClusterSpec:
+    """The cluster, with the device's defaults for what the file leaves out."""
+    defaults = DEVICES[section.device]
     limited = "memory_limit" in section.model_fields_set  # an explicit null lifts the device's own limit
     return ClusterSpec(
         nodes=section.nodes,
@@ -156,20 +149,9 @@ def resolve_training(section: TrainingSection) -> TrainingSpec:
     )
 
 
-def resolve_search(
-    section: SearchSection, cluster: ClusterSpec | None, problems: Problems
-) -> tuple[SearchLists | None, tuple[str, ...]]:
-    """The lists to search, each value once, and notes on what was added; None on a mistake or without a cluster."""
-    before = len(problems.found)
-    names: list[str] = []
-    for index, name in enumerate(section.schedule or DEFAULT_SCHEDULES):
-        try:
-            names.append(registry.find(name).name)
-        except UserError as error:
-            problems.add(("search", "schedule", index), str(error))
-    if len(problems.found) > before or cluster is None:
-        return None, ()
-    schedules = _unique(names)
+def resolve_search(section: SearchSection, cluster: ClusterSpec) -> tuple[SearchLists, tuple[str, ...]]:
+    """The lists to search, each value once, and notes on what was added."""
+    schedules = _unique(section.schedule or DEFAULT_SCHEDULES)
     notes: tuple[str, ...] = ()
     if section.baseline and "1f1b" not in schedules:
         schedules = ("1f1b", *schedules)

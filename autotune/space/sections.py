@@ -5,15 +5,21 @@ What a key means, its unit and its default stand in its description; docs/space-
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic_core import PydanticCustomError
 
+from autotune.errors import UserError
+from autotune.schedules import registry
+from autotune.space.devices import DEVICES
 from autotune.space.plan import Recompute
 from autotune.space.units import parse_bandwidth, parse_size, parse_time
 
 __all__ = [
     "SECTIONS",
+    "TOLD",
     "ClusterSection",
     "LinkSection",
     "LinksSection",
@@ -22,6 +28,9 @@ __all__ = [
     "TrainingSection",
     "TrialSection",
 ]
+
+
+TOLD = "told"  # kind of the errors whose message needs no value in front
 
 
 def _number_from_text(value: Any) -> Any:
@@ -34,6 +43,23 @@ def _number_from_text(value: Any) -> Any:
         except ValueError:
             raise ValueError("must be a number") from None
     return value
+
+
+def _known_device(name: str) -> str:
+    """The name, if it is a device; else an error that is told as it stands."""
+    if name in DEVICES:
+        return name
+    close = ["cuda"] if name.lower() in ("gpu", "nvidia") else difflib.get_close_matches(name.lower(), DEVICES, n=1)
+    hint = f", did you mean {close[0]}?" if close else ""
+    raise PydanticCustomError(TOLD, f"unknown device {name!r}{hint}; known: {', '.join(DEVICES)}")
+
+
+def _known_schedule(name: str) -> str:
+    """The schedule's own name; an unknown one is an error that is told as it stands."""
+    try:
+        return registry.find(name).name
+    except UserError as error:
+        raise PydanticCustomError(TOLD, str(error)) from error
 
 
 def _as_list(value: Any) -> Any:
@@ -49,7 +75,10 @@ Time = Annotated[float, BeforeValidator(parse_time)]
 Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth)]
 Counts = Annotated[list[Count], BeforeValidator(_as_list), Field(min_length=1)]
 Recomputes = Annotated[list[Recompute], BeforeValidator(_as_list), Field(min_length=1)]
-Names = Annotated[list[StrictStr], BeforeValidator(_as_list), Field(min_length=1)]
+Device = Annotated[StrictStr, AfterValidator(_known_device)]
+Schedules = Annotated[
+    list[Annotated[StrictStr, AfterValidator(_known_schedule)]], BeforeValidator(_as_list), Field(min_length=1)
+]
 
 
 class _Section(BaseModel):
@@ -106,7 +135,7 @@ class ClusterSection(_Section):
 
     nodes: Annotated[StrictInt, Field(ge=1, le=100_000)] = Field(1, description="machines")
     devices_per_node: Annotated[StrictInt, Field(ge=1, le=1024)] = Field(description="devices of one machine")
-    device: StrictStr = Field("cpu", description="cpu, cuda, or the name of an accelerator")
+    device: Device = Field("cpu", description="cpu, cuda, or the name of an accelerator")
     memory_limit: Size | None = Field(None, description="most memory a device may use at its peak, such as 8GiB")
     links: LinksSection = Field(default=LinksSection(), description="latency and bandwidth of the network")
 
@@ -129,7 +158,7 @@ class SearchSection(_Section):
     pp: Counts | None = Field(None, description="pipeline degrees; default: every divisor of the devices")
     tp: Counts | None = Field(None, description="tensor degrees; default: every divisor of devices_per_node")
     micro_batch_size: Counts = Field([1, 2, 4], description="samples of one microbatch")
-    schedule: Names | None = Field(None, description="pipeline schedules; default: 1f1b and its five usual rivals")
+    schedule: Schedules | None = Field(None, description="pipeline schedules; default: 1f1b and its five usual rivals")
     stages_per_device: Counts = Field([2], description="stages of a device, for interleaved schedules alone")
     recompute: Recomputes = Field(["none"], description="full: keep a block's input alone and run its forward again")
     baseline: StrictBool = Field(True, description="add 1f1b to the schedules when it is missing")

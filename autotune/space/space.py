@@ -130,12 +130,11 @@ def load_space(path: str | Path) -> Space:
     if file.model is not None:
         model, model_notes = resolve_model(file.model, file.path.parent, problems)
     if file.cluster is not None:
-        cluster = resolve_cluster(file.cluster, problems)
+        cluster = resolve_cluster(file.cluster)
     if file.training is not None:
         training = resolve_training(file.training)
-    if file.search is not None:
-        search, search_notes = resolve_search(file.search, cluster, problems)
-    if search is not None:
+    if file.search is not None and cluster is not None:
+        search, search_notes = resolve_search(file.search, cluster)
         points = math.prod(map(len, (search.pp, search.tp, search.micro_batch_size, search.recompute)))
         points *= len(search.schedule) * len(search.stages_per_device)
         if points > MAX_POINTS:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import UserError
 from autotune.space.sections import (
     SECTIONS,
+    TOLD,
     ClusterSection,
     ModelSection,
     SearchSection,
@@ -118,6 +119,8 @@ def _explain(detail: dict[str, Any], section: Any) -> str:
     if kind == "literal_error":
         legal = [part.strip().strip("'") for part in context["expected"].replace(" or ", ", ").split(",")]
         return f"{shown} is not one of {', '.join(legal)}{_nearest(value, legal)}"
+    if kind == TOLD:
+        return str(detail["msg"])
     if kind == "value_error":
         return f"{shown} {context['error']}"
     texts = {

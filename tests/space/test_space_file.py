@@ -154,6 +154,7 @@ def test_a_wrong_value_is_refused_with_line_place_value_and_legal_values(
     ("old", "new", "place", "told"),
     [
         ("devices_per_node: 4", "devices_per_node: 4, device: h10", "cluster.device", "did you mean h100?"),
+        ("devices_per_node: 4", "devices_per_node: 4, device: gpu", "cluster.device", "did you mean cuda?"),
         ("devices_per_node: 4", "devices_per_node: 4, memory_limit: 8 gigs", "cluster.memory_limit", "8GiB"),
         ("devices_per_node: 4", "nodes: 2", "cluster.devices_per_node", "missing"),
         ("global_batch_size: 8", "dtype: float16", "training.dtype", "float32, bfloat16"),
@@ -185,14 +186,16 @@ search: {schedule: zb-h9, pp: [x, -1]}
     message = refusal(text)
     for place in (
         "model.layers",
+        "cluster.device",
         "cluster.memory_limit",
         "trainng",
         "training",
         "search.pp[0]",
         "search.pp[1]",
+        "search.schedule[0]",
     ):
         assert f"{place}: " in message
-    assert "6 problems" in message
+    assert "8 problems" in message
 
 
 def test_a_key_set_twice_is_refused_with_both_lines(refusal: Any) -> None:
