@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.cost.assumptions import Assumptions, Recomputation, element_bytes
-from autotune.cost.parameters import StageShape, padded_rows
+from autotune.cost.parameters import StageShape, layer_matrix_parameters, padded_rows
 from autotune.space.model import ModelSpec
 from autotune.space.training import DType
 
@@ -82,6 +82,11 @@ def _gathered(z: _Sizes, assumptions: Assumptions) -> int:
     return z.r if assumptions.regathers else 1
 
 
+def _norm_bytes(model: ModelSpec, z: _Sizes, assumptions: Assumptions) -> int:
+    """Bytes an element that a norm over hidden keeps beside its output."""
+    return z.e if assumptions.fused_norms or model.norm == "layernorm" else 8
+
+
 def layer_held(
     model: ModelSpec,
     tp: int,
@@ -99,15 +104,16 @@ def layer_held(
     if recomputation == "full":
         return z.e * z.n * z.h / z.r
     inputs = 1 if model.parallel_residual else 2
-    norms = z.e * z.n * z.h * inputs * assumptions.norm_copies / z.r + 2 * z.e * z.n * z.h / _gathered(z, assumptions)
+    norms = z.n * z.h * inputs * _norm_bytes(model, z, assumptions) / z.r
+    norms += 2 * z.e * z.n * z.h / _gathered(z, assumptions)
     attention = z.e * z.n * (2 * z.q + 2 * z.kv) / z.t
     if model.qk_norm:
-        attention += z.e * z.n * (z.q + z.kv) / z.t
+        attention += (z.e if assumptions.fused_norms else 8) * z.n * (z.q + z.kv) / z.t
     if assumptions.attention == "flash":
         attention += 4 * z.n * model.heads / z.t
     elif recomputation != "selective":
         attention += _score_bytes(z, assumptions)
-    copies = z.columns if assumptions.activation_copies is None else assumptions.activation_copies
+    copies = z.columns + (model.activation == "swiglu" and not assumptions.fused_activation)
     mlp = z.e * z.n * z.f * (copies + 1) / z.t
     masks = 2 * z.n * z.h / z.r if assumptions.dropout else 0.0
     return norms + attention + mlp + masks
@@ -129,7 +135,8 @@ def _layer_backward(z: _Sizes, assumptions: Assumptions) -> float:
     """Largest temporary of a layer's B: gradients inside the MLP, or of scores and softmax when unfused."""
     mlp = z.e * z.n * z.f * (z.columns + 1) / z.t
     scores = 2 * z.e * z.scores if assumptions.attention == "unfused" else 0.0
-    return max(mlp, scores) + z.e * z.n * z.h
+    copies = 4 if assumptions.copies_collectives and z.t > 1 else 0  # gathered gradient, its parts, the sum's and its
+    return max(mlp, scores) + (1 + copies) * z.e * z.n * z.h
 
 
 def stage_memory(
@@ -149,7 +156,7 @@ def stage_memory(
     kept = stage.layers * layer_kept(model, tp, micro_batch_size, dtype, assumptions)
     forward = backward = 0.0
     if stage.layers:
-        forward = 2 * hidden
+        forward = hidden * (1 + 2 / z.r + (z.r > 1))  # output of the MLP, attention's, and their sum
         backward = _layer_backward(z, assumptions)
         if recomputation == "full":
             backward += layer_held(model, tp, micro_batch_size, dtype, assumptions, "none")
@@ -162,20 +169,20 @@ def stage_memory(
         scatter = z.e * rows * z.h + hidden - held  # after the layers' activations are gone
         backward, fused = max(backward, scatter), max(fused, scatter)
     if stage.heads:
-        head = _head(z, rows, assumptions)
+        head = _head(model, z, rows, assumptions)
         held += head.held
         kept += head.kept
         forward = max(forward, head.forward)
         backward = max(backward - head.held, head.backward)
         fused = max(fused - head.held, head.fused)
         weight = max(weight, head.weight)
-    elif assumptions.keeps_stage_output:
-        held += hidden / z.r
-    dummies = 2 * layer_matrices_on_rank(model, tp) if assumptions.dummy_gradients and stage.layers else 0.0
+    if not stage.embeds and not assumptions.fused_norms and model.norm == "rmsnorm" and z.e == 2:
+        held += hidden / z.r  # the received input itself, beside its float32 copy in the first norm
+    dummies = 2 * layer_matrix_parameters(model) / tp if assumptions.dummy_gradients and stage.layers else 0.0
     return StageMemory(held, kept, forward, backward, weight, fused, dummies)
 
 
-def _head(z: _Sizes, rows: float, assumptions: Assumptions) -> StageMemory:
+def _head(model: ModelSpec, z: _Sizes, rows: float, assumptions: Assumptions) -> StageMemory:
     """Final norm, output matrix and loss.
 
     A fused loss turns the logits into their gradient in place. Otherwise softmax is held in float32; half-precision
@@ -183,9 +190,9 @@ def _head(z: _Sizes, rows: float, assumptions: Assumptions) -> StageMemory:
     """
     hidden = z.e * z.n * z.h
     logits = z.n * rows
-    inputs = hidden * assumptions.norm_copies / z.r + hidden / _gathered(z, assumptions)
+    inputs = z.n * z.h * _norm_bytes(model, z, assumptions) / z.r + hidden / _gathered(z, assumptions)
     softmax = (z.e if assumptions.fused_loss else 4) * logits
-    extra = 0.0 if assumptions.fused_loss else (z.e + 4) * logits
+    extra = 0.0 if assumptions.fused_loss else (z.e + (4 if z.e == 2 else 0)) * logits
     regathered = hidden if z.r > 1 and assumptions.regathers else 0.0
     weight = z.e * rows * z.h
     backward = extra + regathered + hidden
@@ -198,13 +205,6 @@ def _head(z: _Sizes, rows: float, assumptions: Assumptions) -> StageMemory:
         fused=backward + weight,
         persistent=0.0,
     )
-
-
-def layer_matrices_on_rank(model: ModelSpec, tp: int) -> float:
-    """Elements of one layer's weight matrices on one rank."""
-    from autotune.cost.parameters import layer_matrix_parameters
-
-    return layer_matrix_parameters(model) / tp
 
 
 def _largest_matrix(model: ModelSpec, tp: int, stage: StageShape) -> float:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.errors import UserError
 from autotune.space.training import DType
 
-__all__ = ["MEGATRON", "WORKER", "ZERO_BUBBLE", "Assumptions", "Recomputation", "StateBytes", "element_bytes", "stack"]
+__all__ = [
+    "MEGATRON",
+    "WORKER",
+    "WORKER_CUDA",
+    "ZERO_BUBBLE",
+    "Assumptions",
+    "Recomputation",
+    "StateBytes",
+    "element_bytes",
+    "stack",
+    "worker_assumptions",
+]
 
 Recomputation = Literal["none", "selective", "full"]
 
@@ -54,21 +65,23 @@ class Assumptions:
         gradient_bytes: bytes of an accumulated gradient; None: those of the training dtype.
         vocab_multiple: the vocabulary is padded to a multiple of this times tp.
         fused_projections: q, k, v are one matmul and so are gate and up; otherwise three and two.
-        activation_copies: tensors of the MLP's width that the backward of the activation function keeps beside the
-            input of the last matmul: 2 for a fused SwiGLU (gate, up), 1 for a fused GeLU; None: those.
-        norm_copies: tensors of width hidden that a norm keeps for its backward beside its output (1: its input).
+        fused_activation: SwiGLU is one kernel that keeps gate and up; otherwise silu(gate) is kept as well. (GeLU keeps
+            its input either way.)
+        fused_norms: an RMS norm keeps its input alone; otherwise its input and the normalised input, both in float32
+            (torch's composite kernel on the CPU). A layer norm always keeps its input alone.
         fused_loss: the loss reads the logits in place; otherwise a float32 copy and its softmax are held as well.
         fused_weight_gradients: weight-gradient matmuls add into the gradient buffer; otherwise each makes a tensor of
             the weight's size first.
         dummy_gradients: fused accumulation returns a persistent half-precision dummy per weight shape to autograd
             (Transformer Engine).
-        keeps_stage_output: the output of a stage lives until its backward (autograd's root); Megatron-LM frees it
-            after sending (deallocate_pipeline_outputs).
+        copies_collectives: gathering and scattering over tp copies the tensor once more (gloo).
+        message_buffers: boundary tensors under way on a device beside those its passes hold.
         workspace_bytes: scratch memory of the matmul library.
         dp_overlap: share of the dp traffic hidden behind passes (0: all exposed, Megatron-LM's default).
         tp_overlap: share of the tp collectives hidden behind matmuls.
-        exposed_messages: a device waits until its message is sent (Megatron-LM's blocking p2p calls); otherwise sending
-            costs the sender nothing and delays the receiver alone.
+        exposed_messages: under schedules with a fused backward a device waits until its message is sent (Megatron-LM's
+            blocking calls); otherwise, and under split schedules (whose runtime sends asynchronously), sending costs
+            the sender nothing and delays the receiver alone.
         loss_scaling: float16 gradients are unscaled before the optimizer.
         fused_optimizer: Adam reads and writes each tensor once; otherwise it runs one kernel an operation (torch's
             single-tensor loop).
@@ -85,12 +98,13 @@ class Assumptions:
     gradient_bytes: int | None = None
     vocab_multiple: int = 1
     fused_projections: bool = True
-    activation_copies: int | None = None
-    norm_copies: int = 1
+    fused_activation: bool = True
+    fused_norms: bool = True
     fused_loss: bool = False
     fused_weight_gradients: bool = True
     dummy_gradients: bool = False
-    keeps_stage_output: bool = False
+    copies_collectives: bool = False
+    message_buffers: int = 0
     workspace_bytes: int = 64 * MIB
     dp_overlap: float = 0.0
     tp_overlap: float = 0.0
@@ -161,19 +175,22 @@ ZERO_BUBBLE = Assumptions(
 """The zero-bubble fork of Megatron-LM as published: float16 gradients, unfused attention with dropout."""
 
 WORKER = Assumptions(
-    sequence_parallel=False,
+    sequence_parallel=True,
     regathers=False,
-    sharding="none",
-    master_weights=False,
+    sharding="fsdp",
     fused_projections=False,
-    fused_weight_gradients=False,
-    keeps_stage_output=True,
-    fused_optimizer=False,
+    fused_activation=False,
+    fused_norms=False,
+    copies_collectives=True,
+    message_buffers=2,
     workspace_bytes=0,
 )
-"""The worker of this package, on torch."""
+"""The worker of this package, on CPUs: FSDP2, eager kernels, sequence parallelism whenever tp > 1."""
 
-STACKS = {"megatron": MEGATRON, "worker": WORKER, "zero-bubble": ZERO_BUBBLE}
+WORKER_CUDA = replace(WORKER, fused_norms=True, workspace_bytes=64 * MIB)
+"""The worker on accelerators: torch has a fused RMS norm there."""
+
+STACKS = {"megatron": MEGATRON, "worker": WORKER, "worker-cuda": WORKER_CUDA, "zero-bubble": ZERO_BUBBLE}
 
 
 def stack(name: str) -> Assumptions:
@@ -185,3 +202,8 @@ def stack(name: str) -> Assumptions:
     if name not in STACKS:
         raise UserError(f"no stack {name!r}: give one of {', '.join(STACKS)}")
     return STACKS[name]
+
+
+def worker_assumptions(device: str) -> Assumptions:
+    """What holds for this package's worker on a cluster's device."""
+    return WORKER if device == "cpu" else WORKER_CUDA

@@ -1,9 +1,9 @@
 """Time of collectives and messages, from where the ranks of a plan sit.
 
-Layout, as launchers do: rank = (pp_rank * dp + dp_rank) * tp + tp_rank; node = rank // devices_per_node. So tp ranks are
-neighbours, then dp, and pipeline devices are furthest apart (Narayanan et al., arXiv 2104.04473, section 3.3).
+Layout, as launchers do: rank = (pp_rank * dp + dp_rank) * tp + tp_rank; node = rank // devices_per_node. So tp ranks
+are neighbours, then dp, and pipeline devices are furthest apart (Narayanan et al., arXiv 2104.04473, section 3.3).
 
-A ring all-gather or reduce-scatter of a tensor of x bytes over k ranks takes x (k-1)/k / bandwidth + latency; an
+A ring all-gather or reduce-scatter of a tensor of x bytes over k ranks takes x (k-1)/k / bandwidth + (k-1) latency; an
 all-reduce is both (Thakur et al., "Optimization of Collective Communication Operations in MPICH", 2005, section 4).
 """
 
@@ -88,7 +88,7 @@ def gather_s(tensor_bytes: float, ranks: int, link: Link, efficiency: float) -> 
     """
     if ranks == 1:
         return 0.0
-    return tensor_bytes * (ranks - 1) / ranks / (link.bandwidth_bytes_per_s * efficiency) + link.latency_s
+    return tensor_bytes * (ranks - 1) / ranks / (link.bandwidth_bytes_per_s * efficiency) + (ranks - 1) * link.latency_s
 
 
 def message_s(message_bytes: float, link: Link, efficiency: float) -> float:

@@ -20,9 +20,7 @@ __all__ = ["formula_figures", "layers_in_flight"]
 
 GIB = 1024.0**3
 SOURCE = "Korthikanti et al., arXiv 2205.05198"
-TP_ONLY = replace(
-    MEGATRON, attention="unfused", dropout=True, sequence_parallel=False, sharding="none"
-)
+TP_ONLY = replace(MEGATRON, attention="unfused", dropout=True, sequence_parallel=False, sharding="none")
 WITH_SP = replace(TP_ONLY, sequence_parallel=True)
 VARIANTS: dict[str, tuple[Assumptions, Recomputation]] = {
     "tp_only": (TP_ONLY, "none"),

@@ -31,8 +31,8 @@ def dp_seconds(
 def optimizer_seconds(parameters: float, dp: int, machine: Machine, dtype: DType, assumptions: Assumptions) -> float:
     """Seconds of zeroing gradients, unscaling, norm, clipping and Adam on one device: all bound by memory.
 
-    Bytes a parameter: zero g; unscale 2g with loss scaling; norm g; clip 2g; fused Adam reads the gradient and reads and
-    writes master and two moments, 24 + g; casting the master to half precision 4 + e. Unfused Adam (torch's
+    Bytes a parameter: zero g; unscale 2g with loss scaling; norm g; clip 2g; fused Adam reads the gradient and reads
+    and writes master and two moments, 24 + g; casting the master to half precision 4 + e. Unfused Adam (torch's
     single-tensor loop): decay 8, lerp 12, square 8 + 12, root 8, two scalings 16, update 16 = 80. All but the zeroing
     touch the rank's own part alone when the optimizer is sharded.
     """

@@ -45,7 +45,14 @@ def matmul_s(matmul: Matmul, machine: Machine, dtype: DType) -> float:
 
 
 def pass_seconds(
-    work: PassWork, machine: Machine, dtype: DType, tp: int, link: Link, *, least_s: float = 0.0, tp_overlap: float = 0.0
+    work: PassWork,
+    machine: Machine,
+    dtype: DType,
+    tp: int,
+    link: Link,
+    *,
+    least_s: float = 0.0,
+    tp_overlap: float = 0.0,
 ) -> PassSeconds:
     """Time of one pass.
 
@@ -62,5 +69,7 @@ def pass_seconds(
     tp_s = 0.0
     if tp > 1 and work.gathers:
         moved = work.gather_bytes * (tp - 1) / tp
-        tp_s = moved / (link.bandwidth_bytes_per_s * machine.link_efficiency) + work.gathers * ((tp - 1) * link.latency_s + machine.kernel_s)
+        tp_s = moved / (link.bandwidth_bytes_per_s * machine.link_efficiency) + work.gathers * (
+            (tp - 1) * link.latency_s + machine.kernel_s
+        )
     return PassSeconds(max(compute, least_s), tp_s * (1.0 - tp_overlap))

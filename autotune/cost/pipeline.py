@@ -1,8 +1,8 @@
 """Many plans through few schedules: the order of passes is built once, timed by the simulation kernel for every plan.
 
-Two plans whose schedule, p, m and v agree run the same passes in the same order and differ in durations and bytes only,
-so the order is built and encoded once. A step of many microbatches repeats a steady state: its time is extrapolated from
-two shorter steps (`Pipeline.run`), which tests hold against the full simulation.
+Two plans whose schedule, p, m and v agree run the same passes in the same order and differ in durations and bytes
+alone, so the order is built and encoded once. A step of many microbatches repeats a steady state: its time is
+extrapolated from two shorter steps (`Pipeline.run`), which tests hold against the full simulation.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def peak_bytes(order: Any, first: Any, stages: int, microbatches: int, table: An
 def _compiled_peak_bytes() -> Callable[..., None]:
     from numba import njit
 
-    return njit(cache=True)(peak_bytes)  # type: ignore[no-any-return]
+    return njit(cache=True)(peak_bytes)
 
 
 @dataclass(frozen=True, eq=False)

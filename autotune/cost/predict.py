@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autotune.cost.activations import StageMemory, stage_memory
-from autotune.cost.assumptions import WORKER, Assumptions, Recomputation, element_bytes
+from autotune.cost.assumptions import Assumptions, Recomputation, element_bytes, worker_assumptions
 from autotune.cost.communication import Layout, group_link, message_s
 from autotune.cost.devices import Machine, machine
 from autotune.cost.memory import DeviceMemory, memory_refusal
 from autotune.cost.optimizer_time import dp_seconds, optimizer_seconds
-from autotune.cost.parameters import StageShape, stage_parameters
+from autotune.cost.parameters import StageShape, padded_rows, stage_parameters
 from autotune.cost.pass_time import PassSeconds, pass_seconds
 from autotune.cost.pipeline import COMPILE_AFTER_PASSES, DeviceBytes, Pipeline, PipelineRun, order_of, pipeline
 from autotune.cost.work import PassWork, StageWork, embedding_work, head_work, layer_work
@@ -131,6 +131,7 @@ class Predictor:
     depend on the number of plans before it.
 
     Args:
+        assumptions: what software will run the plans; None: this package's worker.
         machine_figures: the device's figures; None: the catalogue's, by the cluster's device name.
         compiled: simulate by machine code; None: once many passes have been simulated.
 
@@ -143,11 +144,12 @@ class Predictor:
         model: ModelSpec,
         cluster: ClusterSpec,
         training: TrainingSpec,
-        assumptions: Assumptions = WORKER,
+        assumptions: Assumptions | None = None,
         machine_figures: Machine | None = None,
         compiled: bool | None = None,
     ) -> None:
-        self.model, self.cluster, self.training, self.assumptions = model, cluster, training, assumptions
+        self.model, self.cluster, self.training = model, cluster, training
+        self.assumptions = worker_assumptions(cluster.device) if assumptions is None else assumptions
         self.machine = machine(cluster.device) if machine_figures is None else machine_figures
         self._flops = model_flops(model, training.global_batch_size)
         self._stages: dict[tuple[int, int, Recomputation, StageShape], _StageCost] = {}
@@ -266,14 +268,17 @@ class Predictor:
 
     def _message_s(self, plan: Plan) -> float | tuple[tuple[float, ...], ...]:
         """Time of a message between two pipeline devices: one number, or a table when links differ."""
-        split = plan.tp if self.assumptions.shards_messages or self.assumptions.sequence_parallel else 1
-        tokens = plan.micro_batch_size * self.model.sequence_length
-        size = element_bytes(self.training.dtype) * tokens * self.model.hidden / split
+        size = self._message_bytes(plan)
         layout = self._layout(plan)
         key = (layout, size)
         if key not in self._hops:
             self._hops[key] = self._hop_table(layout, size)
         return self._hops[key]
+
+    def _message_bytes(self, plan: Plan) -> float:
+        split = plan.tp if self.assumptions.shards_messages or self.assumptions.sequence_parallel else 1
+        tokens = plan.micro_batch_size * self.model.sequence_length
+        return element_bytes(self.training.dtype) * tokens * self.model.hidden / split
 
     def _hop_table(self, layout: Layout, size: float) -> float | tuple[tuple[float, ...], ...]:
         inside, outside = (
@@ -294,15 +299,13 @@ class Predictor:
         message: float | tuple[tuple[float, ...], ...],
     ) -> tuple[PassCosts, list[tuple[float, float]]]:
         """Costs of the schedule's passes, and of every stage (seconds of sending, seconds of overhead) a microbatch."""
-        exposed = self.assumptions.exposed_messages and plan.pp > 1
+        exposed = self.assumptions.exposed_messages and plan.pp > 1 and not registry.find(plan.schedule).split_backward
         overhead = self.machine.visit_s
         forward, backward, extras = [], [], []
         for stage, cost in enumerate(stages):
             sends = [0.0, 0.0]
             if exposed:
-                sends = [
-                    _between(message, placement, stage, neighbour) for neighbour in (stage + 1, stage - 1)
-                ]
+                sends = [_between(message, placement, stage, neighbour) for neighbour in (stage + 1, stage - 1)]
             forward.append(cost.forward.total + sends[0] + overhead / 2)
             backward.append(cost.backward.total + sends[1] + overhead / 2)
             extras.append((sum(sends), overhead))
@@ -331,6 +334,9 @@ class Predictor:
         for stage, device in enumerate(lines.placement):
             on_device[device].append(stage)
         parameters = [sum(stages[s].parameters for s in held) for held in on_device]
+        if self.model.tied_embeddings and len(stages) > 1 and lines.placement[0] == lines.placement[-1]:
+            rows = padded_rows(self.model.vocab, plan.tp, self.assumptions.vocab_multiple)
+            parameters[lines.placement[0]] -= rows * self.model.hidden / plan.tp
         dtype, assumptions = self.training.dtype, self.assumptions
         heaviest = max(parameters)
         dp_s = dp_seconds(heaviest, plan.dp, self._dp_link(plan), self.machine, dtype, assumptions)
@@ -376,13 +382,16 @@ class Predictor:
         run: PipelineRun,
     ) -> tuple[DeviceMemory, ...]:
         state = self.assumptions.state_bytes(self.training.dtype, plan.dp)
+        buffers = float(self.assumptions.workspace_bytes)
+        if plan.pp > 1:
+            buffers += self.assumptions.message_buffers * self._message_bytes(plan)
         return tuple(
             DeviceMemory.of(
                 parameters[device],
                 state,
                 run.peak_bytes[device],
                 run.held_bytes[device],
-                self.assumptions.workspace_bytes + max(stages[s].memory.persistent for s in held),
+                buffers + max(stages[s].memory.persistent for s in held),
             )
             for device, held in enumerate(on_device)
         )
@@ -412,7 +421,7 @@ def _predictor(
     model: ModelSpec,
     cluster: ClusterSpec,
     training: TrainingSpec,
-    assumptions: Assumptions,
+    assumptions: Assumptions | None,
     machine_figures: Machine | None,
 ) -> Predictor:
     return Predictor(model, cluster, training, assumptions, machine_figures)
@@ -423,7 +432,7 @@ def predict_plan(
     model: ModelSpec,
     cluster: ClusterSpec,
     training: TrainingSpec,
-    assumptions: Assumptions = WORKER,
+    assumptions: Assumptions | None = None,
     machine_figures: Machine | None = None,
     *,
     exact: bool = False,
@@ -431,7 +440,7 @@ def predict_plan(
     """What `plan` is expected to take; runs nothing and imports no torch.
 
     Args:
-        assumptions: what software will run it; default: this package's worker.
+        assumptions: what software will run it; None: this package's worker.
         machine_figures: figures of one device; None: the catalogue's.
         exact: simulate every microbatch instead of extrapolating long steps.
 
@@ -446,7 +455,7 @@ def predict_plans(
     model: ModelSpec,
     cluster: ClusterSpec,
     training: TrainingSpec,
-    assumptions: Assumptions = WORKER,
+    assumptions: Assumptions | None = None,
     machine_figures: Machine | None = None,
 ) -> Iterator[Prediction]:
     """Predictions of many plans, in their order, one at a time; about a millisecond each."""

@@ -160,7 +160,9 @@ def _table(
         fit_rows=tuple(_words(row["fit_rows"])),
         fixed={key: float(value) for key, value in _pairs(row["fixed"])},
         runs=tuple(
-            _run(run, row, base, models[run["model"]], passes.get((row["table"], run["model"], int(run["microbatches"]))))
+            _run(
+                run, row, base, models[run["model"]], passes.get((row["table"], run["model"], int(run["microbatches"])))
+            )
             for run in runs
         ),
     )

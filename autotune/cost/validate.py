@@ -91,7 +91,9 @@ def _table_figures(table: PublishedTable) -> list[Figure]:
     given = [run for run in timed if run.passes is not None]
     own = _own_passes()
     if given:
-        time = _time_figure(table, given, _printed_passes(), base, ("visit_s",), f"{table.name}: step time, passes given")
+        time = _time_figure(
+            table, given, _printed_passes(), base, ("visit_s",), f"{table.name}: step time, passes given"
+        )
         figures += [time, _order_figure(table, given, time)]
         base = base.with_numbers(**time.fitted)
     if timed:

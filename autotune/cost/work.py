@@ -14,7 +14,17 @@ from autotune.cost.parameters import StageShape, padded_rows
 from autotune.space.model import ModelSpec
 from autotune.space.training import DType
 
-__all__ = ["EMPTY", "Attention", "Matmul", "PassWork", "StageWork", "embedding_work", "head_work", "layer_work", "stage_work"]
+__all__ = [
+    "EMPTY",
+    "Attention",
+    "Matmul",
+    "PassWork",
+    "StageWork",
+    "embedding_work",
+    "head_work",
+    "layer_work",
+    "stage_work",
+]
 
 
 class Matmul(NamedTuple):

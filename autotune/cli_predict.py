@@ -1,0 +1,151 @@
+"""The commands `predict` and `validate`; `mount` adds them to the command line. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autotune.errors import UserError
+
+__all__ = ["mount", "predict", "validate"]
+
+
+def mount(app: typer.Typer) -> None:
+    """Adds the commands to `app`."""
+    app.command()(predict)
+    app.command()(validate)
+
+
+def predict(
+    space: Annotated[Path, typer.Argument(help="space file (YAML), or a JSON file with keys space and plan")],
+    plan: Annotated[
+        str | None, typer.Option(help="one plan as JSON: every field of Plan, or some to select by")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="where the time and the memory of the plan go")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    top: Annotated[int, typer.Option(min=1, help="plans to print, fastest that fit first")] = 10,
+    stack: Annotated[
+        str | None, typer.Option(help="software that will run it: worker, worker-cuda, megatron, zero-bubble")
+    ] = None,
+    assume: Annotated[str, typer.Option(help="assumptions to change: name=value;name=value")] = "",
+    machine: Annotated[str, typer.Option(help="machine numbers to change: name=value;name=value")] = "",
+) -> None:
+    """Predict step time and peak memory of one plan, or rank all plans of a space, without running anything."""
+    from autotune.cost.explain import summary_line, to_dict
+    from autotune.cost.explain import explain as explained
+
+    loaded, fixed = _load(space)
+    predictor = _predictor(loaded, stack, assume, machine)
+    limit = loaded.cluster.memory_limit_bytes
+    plans = [fixed] if fixed is not None else _matching(loaded, plan)
+    if len(plans) == 1:
+        only = predictor.predict(plans[0], exact=True)
+        if as_json:
+            typer.echo(json.dumps(to_dict(only, limit), indent=2))
+        else:
+            typer.echo(explained(only, limit) if explain else _line(only, limit, summary_line(only)))
+        return
+    ranked = sorted(map(predictor.predict, plans), key=lambda p: (p.refusal(limit) is not None, p.step_time_s))
+    if as_json:
+        typer.echo(json.dumps([to_dict(prediction, limit) for prediction in ranked[:top]], indent=2))
+        return
+    fitting = sum(prediction.refusal(limit) is None for prediction in ranked)
+    typer.echo(f"{len(ranked)} plans, {fitting} expected to fit; the first {min(top, len(ranked))}:")
+    for prediction in ranked[:top]:
+        best = predictor.predict(prediction.plan, exact=True) if explain else prediction
+        typer.echo(explained(best, limit) + "\n" if explain else _line(prediction, limit, summary_line(prediction)))
+
+
+def validate(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="folder with your own tables.csv, models.csv and runs.csv; default: published runs"),
+    ] = None,
+    rows: Annotated[bool, typer.Option(help="print every row")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Compare predictions with published (or your own) measured runs: error of each row, mean and maximum."""
+    from dataclasses import asdict
+
+    from autotune.cost.validate import render
+    from autotune.cost.validate import validate as compare
+
+    figures = compare(data)
+    if as_json:
+        typer.echo(json.dumps([asdict(f) | {"mean": f.mean, "maximum": f.maximum} for f in figures], indent=2))
+    else:
+        typer.echo(render(figures, rows))
+
+
+def _load(path: Path) -> tuple[Any, Any]:
+    """The space, and the plan when the file names one."""
+    from autotune.space.plan import Plan
+    from autotune.space.space import load_space
+
+    if path.suffix != ".json":
+        return load_space(path), None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        plan = Plan.from_dict(values["plan"])
+        space = path.parent / str(values["space"])
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise UserError(f"{path}: no plan file, which holds space (a path) and plan (its fields): {error!r}") from None
+    return load_space(space), plan
+
+
+def _matching(space: Any, selection: str | None) -> list[Any]:
+    """Legal plans of the space whose fields have the selected values."""
+    plans = list(space.plans())
+    if selection is None:
+        chosen = plans
+    else:
+        try:
+            wanted = json.loads(selection)
+        except ValueError as error:
+            raise UserError(f'--plan is no JSON ({error}); write fields such as {{"pp": 4, "tp": 2}}') from None
+        if not isinstance(wanted, dict):
+            raise UserError('--plan must be a JSON object such as {"pp": 4, "tp": 2}')
+        known = list(plans[0].to_dict()) if plans else []
+        unknown = [key for key in wanted if known and key not in known]
+        if unknown:
+            raise UserError(f"--plan: no field {unknown[0]!r}; a plan has {', '.join(known)}")
+        chosen = [plan for plan in plans if all(plan.to_dict()[key] == value for key, value in wanted.items())]
+    if not chosen:
+        raise UserError(f"no plan of the {len(plans)} legal ones matches" if plans else "the space has no legal plan")
+    return chosen
+
+
+def _predictor(space: Any, stack: str | None, assume: str, numbers: str) -> Any:
+    from autotune.cost.assumptions import stack as named_stack
+    from autotune.cost.assumptions import worker_assumptions
+    from autotune.cost.devices import machine
+    from autotune.cost.predict import Predictor
+    from autotune.cost.published import with_settings
+
+    assumptions = worker_assumptions(space.cluster.device) if stack is None else named_stack(stack)
+    figures = machine(space.cluster.device)
+    changes = dict(_numbers(numbers, list(figures.__dataclass_fields__)))
+    return Predictor(
+        space.model, space.cluster, space.training, with_settings(assumptions, assume), replace(figures, **changes)
+    )
+
+
+def _numbers(text: str, known: list[str]) -> Iterator[tuple[str, float]]:
+    for setting in filter(None, (part.strip() for part in text.split(";"))):
+        name, _, value = setting.partition("=")
+        if name not in known or name == "name":
+            raise UserError(f"--machine: no number {name!r}; known: {', '.join(known[1:])}")
+        try:
+            yield name, float(value)
+        except ValueError:
+            raise UserError(f"--machine: {name} must be a number, not {value!r}") from None
+
+
+def _line(prediction: Any, limit: float | None, line: str) -> str:
+    refusal = prediction.refusal(limit)
+    return f"{line}\n  {refusal}" if refusal else line
