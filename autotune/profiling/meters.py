@@ -68,6 +68,9 @@ class StorageMeter(TorchDispatchMode):
 
     torch keeps no memory statistics on the CPU. Tensor subclasses are looked through to the rank's own tensors.
     Backward runs on the calling thread, so it is seen, too; buffers inside kernels are not.
+
+    What an operation makes may turn out to last (a new gradient). So the course of the other bytes is kept from one
+    `refresh` to the next, and corrected from a tensor's birth on when it is found among the lasting ones.
     """
 
     def __init__(self, lasting: Callable[[], Iterable[Tensor]], resized: Callable[[], Iterable[Tensor]] = list) -> None:
@@ -79,6 +82,8 @@ class StorageMeter(TorchDispatchMode):
         # Finalizers may run on another thread (a send's) or inside of this class: they only leave a note.
         self._freed: deque[int] = deque()
         self._live = self._live_lasting = self._peak = self._peak_activation = 0
+        self._course: list[int] = []
+        self._born: dict[int, int] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -90,10 +95,14 @@ class StorageMeter(TorchDispatchMode):
             key = self._follow_lasting(tensor)
             if key is not None:
                 self._resizable[key] = weakref.ref(tensor.untyped_storage())
-        self._note_peak()
+        self._peak = max(self._peak, self._live)
+        self._peak_activation = max(self._peak_activation, *self._course, self._live - self._live_lasting)
+        self._course.clear()
+        self._born.clear()
 
     def peak(self) -> MemoryPeak:
         """The peak since the meter was made."""
+        self.refresh()
         return MemoryPeak(self._peak, self._peak_activation, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,11 +110,12 @@ class StorageMeter(TorchDispatchMode):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         self._forget_freed()
+        self._follow_resizes()
         for leaf in tree_leaves((args, kwargs, result)):
             if isinstance(leaf, Tensor):
                 self._follow(leaf)
-        self._follow_resizes()
-        self._note_peak()
+        self._peak = max(self._peak, self._live)
+        self._course.append(self._live - self._live_lasting)
         return result
 
     def _follow(self, tensor: Tensor) -> int | None:
@@ -115,6 +125,7 @@ class StorageMeter(TorchDispatchMode):
         key = storage._cdata
         if key not in self._bytes:
             self._bytes[key] = 0
+            self._born[key] = len(self._course)
             weakref.finalize(storage, self._freed.append, key).atexit = False
         self._resize(key, storage.nbytes())
         return key
@@ -124,6 +135,8 @@ class StorageMeter(TorchDispatchMode):
         if key is not None and key not in self._lasting:
             self._lasting.add(key)
             self._live_lasting += self._bytes[key]
+            for moment in range(self._born.get(key, len(self._course)), len(self._course)):
+                self._course[moment] -= self._bytes[key]
         return key
 
     def _resize(self, key: int, size: int) -> None:
@@ -147,10 +160,6 @@ class StorageMeter(TorchDispatchMode):
             self._bytes.pop(key, None)
             self._lasting.discard(key)
             self._resizable.pop(key, None)
-
-    def _note_peak(self) -> None:
-        self._peak = max(self._peak, self._live)
-        self._peak_activation = max(self._peak_activation, self._live - self._live_lasting)
 
 
 class _CudaMeter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,23 +59,25 @@ class DeviceModel:
     def prepare_step(self) -> None:
         """Gather sharded parameters and clear gradients, so that passes and nothing else follow.
 
-        Without FSDP gradients stay allocated and are zeroed: passes accumulate in place.
+        float32 gradients are allocated here, so that passes accumulate in place; FSDP2 accumulates those of bfloat16
+        parameters in float32 tensors of its own, which it makes when it first needs them.
         """
-        if not isinstance(self.module, FSDPModule):
+        if isinstance(self.module, FSDPModule):
             for parameter in self.module.parameters():
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                else:
-                    local_tensor(parameter.grad).zero_()
+                parameter.grad = None
+            # Several forwards precede a backward and weight gradients come outside of it: reduce and reshard by hand.
+            self.module.set_is_last_backward(False)
+            self.module.set_requires_gradient_sync(False)
+            self.module.set_reshard_after_backward(False)
+            for part in self._fsdp_modules():
+                part.unshard()
+        if self.dtype != torch.float32:
             return
         for parameter in self.module.parameters():
-            parameter.grad = None
-        # Several forwards precede a backward and weight gradients come outside of it: reduce and reshard by hand.
-        self.module.set_is_last_backward(False)
-        self.module.set_requires_gradient_sync(False)
-        self.module.set_reshard_after_backward(False)
-        for part in self._fsdp_modules():
-            part.unshard()
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                local_tensor(parameter.grad).zero_()
 
     def finish_gradients(self) -> None:
         """Make gradients those of the global batch's mean loss: mean over dp, sum over tp and over tied copies."""
@@ -103,17 +106,23 @@ class DeviceModel:
     def _fsdp_modules(self) -> Iterable[FSDPModule]:
         return (part for part in self.module.modules() if isinstance(part, FSDPModule))
 
+    def lasting_tensors(self) -> list[Tensor]:
+        """This rank's parameters and gradients, as they are now."""
+        parameters = [parameter for _, parameter in self.named_parameters()]
+        gradients = [parameter.grad for parameter in parameters]
+        gradients += [getattr(parameter, "unsharded_accumulated_grad", None) for parameter in self._fsdp_parameters()]
+        return [local_tensor(tensor) for tensor in (*parameters, *gradients) if tensor is not None]
+
     def gathered_parameters(self) -> list[Tensor]:
         """Buffers FSDP resizes when it gathers and frees parameters; storage meters must look at them again."""
-        if not isinstance(self.module, FSDPModule):
-            return []
         return [
-            buffer
-            for part in self._fsdp_modules()
-            for group in part._get_fsdp_state()._fsdp_param_groups
-            for parameter in group.fsdp_params
-            for buffer in getattr(parameter, "all_gather_outputs", [])
+            buffer for parameter in self._fsdp_parameters() for buffer in getattr(parameter, "all_gather_outputs", [])
         ]
+
+    def _fsdp_parameters(self) -> Iterator[Any]:
+        for part in self._fsdp_modules():
+            for group in part._get_fsdp_state()._fsdp_param_groups:
+                yield from group.fsdp_params
 
 
 def parameter_names(module: DeviceStages) -> Iterator[tuple[str, nn.Parameter]]:

@@ -16,7 +16,6 @@ from autotune.profiling.mesh import MeshCache
 from autotune.profiling.optimizer import LocalAdamW
 from autotune.profiling.parallel import DeviceModel, build_device_model
 from autotune.profiling.protocol import TrialRequest
-from autotune.profiling.weight_grad import local_tensor
 from autotune.schedules.schedule import Pass
 
 __all__ = ["StepResult", "Training"]
@@ -106,9 +105,7 @@ class Training:
 
     def lasting_tensors(self) -> list[Tensor]:
         """This rank's own tensors that live beyond a step: parameters, gradients, optimizer state."""
-        parameters = [parameter for _, parameter in self.model.named_parameters()]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        return [local_tensor(t) for t in (*parameters, *gradients)] + self.optimizer.state_tensors()
+        return self.model.lasting_tensors() + self.optimizer.state_tensors()
 
     def global_loss(self, loss: Tensor | None) -> float | None:
         """Mean loss per token of the whole global batch, from every replica's `StepResult.loss`. Collective over dp."""
