@@ -295,6 +295,34 @@ def compare(study: StudyDir, as_json: Json = False) -> None:
         raise typer.Exit(NOTHING_FEASIBLE)
 
 
+@app.command(epilog=EPILOG)
+def export(
+    study: StudyDir,
+    to: Annotated[ExportTarget, typer.Option(help="What runs the plan.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")],
+    trial: Annotated[int | None, typer.Option(help="Trial to export. Default: the best plan.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the best plan of a study, or another of its trials, as files that a launcher runs."""
+    from autotune.export.exporter import export_plan
+    from autotune.results.rows import plan_of
+    from autotune.results.table import read_csv
+    from autotune.space.space import load_space
+
+    rows = read_csv(study / "trials.csv")
+    wanted = [row for row in rows if (row.is_best if trial is None else row.trial == trial)]
+    if not wanted:
+        known = "no plan of it ran within its limits" if trial is None else f"it has no trial {trial}"
+        raise UserError(f"nothing to export from {study}: {known}")
+    files = export_plan(load_space(study / "space.yaml"), plan_of(wanted[0]), to.value, out)
+    if as_json:
+        _print_json({"plan": wanted[0].to_dict(), "files": [str(path) for path in files]})
+        return
+    typer.echo(f"{wanted[0].describe()} for {to.value}:")
+    for path in files:
+        typer.echo(f"  {path}")
+
+
 def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 

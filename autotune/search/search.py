@@ -121,7 +121,7 @@ def search(
             folder.clear()
         store = open_store(
             options.storage or sqlite_url(folder.database),
-            space.name if options.storage is None else options.folder.name,
+            options.folder.name,
             identity(space, options.worker),
             plans,
             space.cluster.memory_limit_bytes,
@@ -129,7 +129,9 @@ def search(
             fresh=options.fresh,
         )
         folder.write_text(folder.space, space.to_yaml())
-        return _Search(space, options, folder, store, plans, observer or Silent(), interrupt or Interrupt()).run()
+        # An Interrupt that was not raised yet is false: `or` would lose it.
+        interrupt = Interrupt() if interrupt is None else interrupt
+        return _Search(space, options, folder, store, plans, observer or Silent(), interrupt).run()
 
 
 def _refuse_existing(folder: StudyFolder, options: SearchOptions) -> None:
