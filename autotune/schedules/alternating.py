@@ -101,7 +101,7 @@ def _grouped(
         group: microbatches of a group.
         hop: forwards of the warm-up that each device behind adds.
         lag: W are put off by this many passes per device before; None: fused.
-        whole_groups: order the last group as if it were whole and leave out what is not there; else it is a smaller one.
+        whole_groups: order the last group as if it were whole and leave out what is not there; else it is smaller.
     """
     placement = loop_placement(devices, stages_per_device)
     planned = -(-microbatches // group) * group if whole_groups else microbatches
@@ -128,11 +128,11 @@ def interleaved_zb(devices: int, microbatches: int, stages_per_device: int) -> S
 
 
 def gis(devices: int, microbatches: int, stages_per_device: int) -> Schedule:
-    """Grouped interleaved: one forward fewer per hop than interleaved 1F1B, W after its B (PipeOffload, arXiv 2503.01328)."""
+    """Grouped interleaved: a forward less per hop than interleaved 1F1B, W after its B (PipeOffload, arXiv 2503.01328)."""
     return _grouped("gis", devices, microbatches, stages_per_device, group=devices, hop=1, lag=0, whole_groups=True)
 
 
 def gis_h(devices: int, microbatches: int, stages_per_device: int) -> Schedule:
-    """Grouped interleaved with groups of p / 2, which halves what the later stages hold (PipeOffload, arXiv 2503.01328)."""
+    """Grouped interleaved with groups of p / 2: half the memory for many stages (PipeOffload, arXiv 2503.01328)."""
     half = (devices + 1) // 2
     return _grouped("gis-h", devices, microbatches, stages_per_device, group=half, hop=1, lag=0, whole_groups=True)

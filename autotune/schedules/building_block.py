@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil
 
 from autotune.schedules.placement import device_stages
@@ -87,7 +88,7 @@ class BuildingBlock:
         return Fraction(worst, len(held))
 
     def problems(self) -> list[str]:
-        """Why the block can't be repeated as it stands: passes that collide or run before what they read; else empty."""
+        """Why the block can't be repeated: passes that collide or run before what they read; empty if it can."""
         found = []
         for device in range(self.devices):
             taken: dict[int, Pass] = {}
@@ -99,7 +100,7 @@ class BuildingBlock:
         length = 2 if self.weight is None else 1
         chain = [(f"F{s}", self.forward[s], 1) for s in range(self.stages)]
         chain += [(f"B{s}", self.backward[s], length) for s in reversed(range(self.stages))]
-        for (before, slot, taken_slots), (after, next_slot, _) in zip(chain, chain[1:], strict=False):
+        for (before, slot, taken_slots), (after, next_slot, _) in pairwise(chain):
             if next_slot < slot + taken_slots:
                 found.append(f"{after} starts at {next_slot}, before the end of {before}")
         if self.weight is not None:
@@ -158,7 +159,7 @@ def uniform_block(
 def two_part_block(
     placement: Sequence[int], slots: tuple[int, int, int], hops: tuple[int, int], split: int
 ) -> BuildingBlock | None:
-    """An adaptive V block: hops of one size on the first `split` device pairs, of another on the rest; None if it collides.
+    """An adaptive V block: hops of one size between the first devices, of another one after; None if it collides.
 
     Every pass sits at the earliest slot after what it reads whose place in the interval of 6 is the demanded one.
 
@@ -237,7 +238,7 @@ def fill_backward_pairs(placement: Sequence[int], forward: Sequence[int], first:
 
 
 def _leaves_pairs(taken: set[int], slot: int) -> bool:
-    """Whether slots `slot` and `slot + 1` of an interval of 6 are free, and what stays free is a pair again, or nothing."""
+    """Whether `slot` and the next one of an interval of 6 are free and leave another pair free, or nothing."""
     pair = {slot, (slot + 1) % 6}
     if pair & taken:
         return False

@@ -101,25 +101,11 @@ def _pass_problems(schedule: Schedule) -> list[str]:
 
 
 def _deadlock_problems(schedule: Schedule) -> list[str]:
-    order, first = kernel.encode(schedule)
-    stages, devices = schedule.stages, schedule.devices
-    work = kernel.scratch(devices, stages, schedule.microbatches, len(order))
-    ran = kernel.run(
-        order,
-        first,
-        stages,
-        schedule.microbatches,
-        [1.0] * (4 * stages),
-        [0.0] * (2 * stages),
-        [1] * (2 * stages),
-        **work,
-    )
-    if ran == len(order):
-        return []
+    times = kernel.run_in_slots(schedule)
     return [
-        f"deadlock: device {device} waits for ever to run {schedule.order[device][place - first[device]]}"
-        for device, place in enumerate(work["position"])
-        if place < first[device + 1]
+        f"deadlock: device {device} waits for ever to run {schedule.order[device][place - times.first[device]]}"
+        for device, place in enumerate(times.position)
+        if place < times.first[device + 1]
     ]
 
 

@@ -20,9 +20,9 @@ class PassCosts:
             pairs of devices, or a p x p table `hop[sender][receiver]`. It occupies no device; links have no contention.
         activation: what a stage holds for one microbatch from the start of its F to the end of its B; length S.
         kept: the part of it that stays until the end of its W; length S.
-        wrap_every: on hops between the last device and device 0 only every n-th microbatch (0, n, 2n, ...) pays. 1, the
-            default, is what a machine does; the published bubble rates of interleaved 1F1B (arXiv 2401.10241, Table 5)
-            charge only the first microbatch of each group of p, so they are reproduced with p.
+        wrap_every: on hops between the last device and device 0 only every n-th microbatch (0, n, 2n, ...) waits for
+            what it reads. 1, the default, is what a machine does. The published bubble rates of interleaved 1F1B
+            (arXiv 2401.10241, table 5) let only the first microbatch of each group of p wait: p reproduces them.
     """
 
     forward: tuple[float, ...]
@@ -97,7 +97,7 @@ class PassCosts:
         return self.latency(placement[from_stage], placement[to_stage])
 
     def edge_every(self, placement: Sequence[int], from_stage: int, to_stage: int) -> int:
-        """Every how many microbatches the hop between two stages pays its latency (see `wrap_every`)."""
+        """Every how many microbatches the hop between two stages is waited for (see `wrap_every`)."""
         last = max(placement)
         ends = {placement[from_stage], placement[to_stage]}
         return self.wrap_every if last > 1 and ends == {0, last} else 1

@@ -17,7 +17,20 @@ from typing import Any
 from autotune.schedules.costs import PassCosts
 from autotune.schedules.schedule import Pass, PassKind, Schedule
 
-__all__ = ["KINDS", "Compiled", "Tables", "code_of", "compiled", "cost_tables", "encode", "pass_of", "peaks", "run"]
+__all__ = [
+    "KINDS",
+    "Compiled",
+    "SlotTimes",
+    "Tables",
+    "code_of",
+    "compiled",
+    "cost_tables",
+    "encode",
+    "pass_of",
+    "peaks",
+    "run",
+    "run_in_slots",
+]
 
 KINDS: tuple[PassKind, ...] = ("F", "B", "W", "BW")
 NUMBER = {kind: number for number, kind in enumerate(KINDS)}
@@ -50,7 +63,7 @@ def run(
         first: where each device begins in `order`; length p + 1.
         duration: time of each (kind, stage); length 4 S.
         hop: latency into F of each stage, then into B of each stage; length 2 S.
-        every: the same edges: only every n-th microbatch pays the latency; length 2 S.
+        every: the same edges: only every n-th microbatch waits at all, 1 on any real machine; length 2 S.
         finished: scratch, 2 S m values, all below 0: end of each F, then of each B or BW; filled.
         waiter: scratch, 2 S m values, all -1: the device that waits for each F and each B.
         position: scratch, p values: the place in `order` each device has come to; filled.
@@ -79,14 +92,12 @@ def run(
             begin = clock
             missing = -1
             if kind == 0:
-                if stage > 0:
+                if stage > 0 and microbatch % every[stage] == 0:
                     source = code - microbatches
-                    arrival = finished[source]
-                    if arrival < 0.0:
+                    arrival = finished[source] + hop[stage]
+                    if finished[source] < 0.0:
                         missing = source
-                    elif microbatch % every[stage] == 0:
-                        arrival += hop[stage]
-                    if arrival > begin:
+                    elif arrival > begin:
                         begin = arrival
             elif kind == 2:
                 source = code - half
@@ -96,14 +107,12 @@ def run(
                 source = stage * microbatches + microbatch
                 if finished[source] < 0.0:
                     missing = source
-                elif stage < stages - 1:
+                elif stage < stages - 1 and microbatch % every[stages + stage] == 0:
                     source = half + (stage + 1) * microbatches + microbatch
-                    arrival = finished[source]
-                    if arrival < 0.0:
+                    arrival = finished[source] + hop[stages + stage]
+                    if finished[source] < 0.0:
                         missing = source
-                    elif microbatch % every[stages + stage] == 0:
-                        arrival += hop[stages + stage]
-                    if arrival > begin:
+                    elif arrival > begin:
                         begin = arrival
             if missing >= 0:
                 waiter[missing] = device
@@ -229,3 +238,29 @@ def scratch(devices: int, stages: int, microbatches: int, passes: int) -> dict[s
         "start": [0.0] * passes,
         "end": [0.0] * passes,
     }
+
+
+@dataclass(frozen=True)
+class SlotTimes:
+    """A run in slots: what `run` filled, and how many passes ran."""
+
+    ran: int
+    first: list[int]
+    position: list[int]
+    start: list[float]
+    end: list[float]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every pass ran; else the orders deadlock."""
+        return self.ran == len(self.end)
+
+
+def run_in_slots(schedule: Schedule) -> SlotTimes:
+    """Run `schedule` when F, B and W take one slot, BW two, and messages no time."""
+    stages, microbatches = schedule.stages, schedule.microbatches
+    order, first = encode(schedule)
+    work = scratch(schedule.devices, stages, microbatches, len(order))
+    duration = [1.0] * (3 * stages) + [2.0] * stages
+    ran = run(order, first, stages, microbatches, duration, [0.0] * (2 * stages), [1] * (2 * stages), **work)
+    return SlotTimes(ran, first, work["position"], work["start"], work["end"])

@@ -66,10 +66,12 @@ def lower(schedule: Schedule) -> list[list[Action]]:
         UserError: the schedule deadlocks.
     """
     stages, placement = schedule.stages, schedule.placement
+    times = kernel.run_in_slots(schedule)
+    if not times.complete:
+        raise UserError(f"schedule {schedule.name} deadlocks: {times.ran} of {len(times.end)} passes can run")
     flat = [(device, item) for device, passes in enumerate(schedule.order) for item in passes]
-    ends = _unit_ends(schedule)
     actions: list[list[Action]] = [[] for _ in schedule.order]
-    for place in sorted(range(len(flat)), key=ends.__getitem__):
+    for place in sorted(range(len(flat)), key=times.end.__getitem__):
         device, item = flat[place]
         actions[device].append(item)
         if item.kind == "W":
@@ -81,17 +83,3 @@ def lower(schedule: Schedule) -> list[list[Action]]:
             actions[device].append(Send(kind, item.stage, item.microbatch, peer))
             actions[peer].append(Receive(kind, item.stage, item.microbatch, device))
     return actions
-
-
-def _unit_ends(schedule: Schedule) -> list[float]:
-    """End of every pass, device after device; F, B and W take 1, BW takes 2, so what is read ends before its reader."""
-    stages = schedule.stages
-    order, first = kernel.encode(schedule)
-    work = kernel.scratch(schedule.devices, stages, schedule.microbatches, len(order))
-    duration = [1.0] * (3 * stages) + [2.0] * stages
-    ran = kernel.run(
-        order, first, stages, schedule.microbatches, duration, [0.0] * (2 * stages), [1] * (2 * stages), **work
-    )
-    if ran < len(order):
-        raise UserError(f"schedule {schedule.name} deadlocks: {ran} of {len(order)} passes can run")
-    return work["end"]

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.errors import UserError
-from autotune.schedules import alternating, v_shaped
+from autotune.schedules import alternating, v_shaped, zero_bubble
 from autotune.schedules.checks import check
+from autotune.schedules.costs import PassCosts
 from autotune.schedules.placement import PlacementKind
 from autotune.schedules.schedule import Schedule
 
@@ -24,6 +25,8 @@ class ScheduleKind:
             first and last stage on device 0).
         split_backward: whether B and W are passes of their own.
         generate: (devices, microbatches, stages_per_device) -> Schedule, for arguments that meet the demands.
+        search: (devices, microbatches, memory_limit, costs) -> Schedule, for a schedule that adapts to costs and to a
+            limit in the unit of their activations; None for one that doesn't.
         peak_activation, bubble: formulas in words, for the table of schedules (p devices, m microbatches, v stages).
         source: where the schedule comes from.
         min_stages_per_device, max_stages_per_device: legal v (max None: no upper end).
@@ -42,6 +45,7 @@ class ScheduleKind:
     max_stages_per_device: int | None = 1
     microbatch_multiple: bool = False
     min_microbatches_per_device: int = 0
+    search: Callable[[int, int, float | None, PassCosts | None], Schedule] | None = None
 
     def stages_problem(self, stages_per_device: int) -> str | None:
         """Why `stages_per_device` is illegal, or None."""
@@ -69,6 +73,13 @@ class ScheduleKind:
 
 ZB_PAPER = "arXiv 2401.10241"
 CM_PAPER = "arXiv 2405.15362"
+
+Search = Callable[[int, int, float | None, PassCosts | None], Schedule]
+
+
+def _without_costs(search: Search) -> Callable[[int, int, int], Schedule]:
+    return lambda devices, microbatches, stages_per_device: search(devices, microbatches, None, None)
+
 
 _KINDS = (
     ScheduleKind(
@@ -118,6 +129,23 @@ _KINDS = (
         peak_activation="2p-1",
         bubble="(p-1)(F+B-2W)",
         source=f"{ZB_PAPER}, section 2.3",
+    ),
+    *(
+        ScheduleKind(
+            name=name,
+            placement="linear",
+            split_backward=True,
+            generate=_without_costs(search),
+            search=search,
+            peak_activation=peak,
+            bubble=bubble,
+            source=f"{ZB_PAPER}, section 3.1",
+        )
+        for name, search, peak, bubble in (
+            ("zb-1p", zero_bubble.zb_1p, "p", "at most (p-1)(F+B-W)"),
+            ("zb-2p", zero_bubble.zb_2p, "2p", "about 0 in the span"),
+            ("zb", zero_bubble.zb, "any limit; about 2p without one", "what the limit allows"),
+        )
     ),
     ScheduleKind(
         name="zb-v",
@@ -191,7 +219,7 @@ _KINDS = (
         split_backward=True,
         generate=v_shaped.dualpipe_v,
         peak_activation="p + 1/2",
-        bubble="(p-1)(F+B-W)/2",
+        bubble="(p-1)(F+B+W)/6 if F=B=W",
         source="DeepSeek-AI, DualPipe",
         min_stages_per_device=2,
         max_stages_per_device=2,
@@ -203,7 +231,7 @@ _KINDS = (
         split_backward=True,
         generate=alternating.gis,
         peak_activation="p",
-        bubble="",
+        bubble="(p-1)(F+B)/v",
         source="arXiv 2503.01328",
         min_stages_per_device=2,
         max_stages_per_device=None,
@@ -214,7 +242,7 @@ _KINDS = (
         split_backward=True,
         generate=alternating.gis_h,
         peak_activation="p/v + (1-1/v) ceil(p/2)",
-        bubble="",
+        bubble="about 0.43 (v=2) or 0.31 (v=4) of 1F1B's if F=B=W",
         source="arXiv 2503.01328",
         min_stages_per_device=2,
         max_stages_per_device=None,
@@ -234,15 +262,25 @@ def find(name: str) -> ScheduleKind:
     if name in SCHEDULES:
         return SCHEDULES[name]
     near = difflib.get_close_matches(name.lower().replace("_", "-"), SCHEDULES, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise UserError(f"no schedule {name!r}{hint} Known: {', '.join(SCHEDULES)}")
 
 
-def build(name: str, devices: int, microbatches: int, stages_per_device: int | None = None) -> Schedule:
+def build(
+    name: str,
+    devices: int,
+    microbatches: int,
+    stages_per_device: int | None = None,
+    *,
+    memory_limit: float | None = None,
+    costs: PassCosts | None = None,
+) -> Schedule:
     """The named schedule, checked.
 
     Args:
         stages_per_device: None: the smallest number its definition allows.
+        memory_limit: the most activation a device may hold, in the unit of the costs; only for kinds with a search.
+        costs: what a kind with a search adapts to; the others are the same for all costs and ignore them.
 
     Raises:
         UserError: unknown name, or the numbers don't meet the schedule's demands.
@@ -254,6 +292,12 @@ def build(name: str, devices: int, microbatches: int, stages_per_device: int | N
     for problem in (kind.stages_problem(stages), kind.microbatches_problem(devices, microbatches)):
         if problem:
             raise UserError(problem)
-    schedule = kind.generate(devices, microbatches, stages)
+    if kind.search is not None:
+        schedule = kind.search(devices, microbatches, memory_limit, costs)
+    elif memory_limit is not None:
+        adaptive = ", ".join(known for known, other in SCHEDULES.items() if other.search)
+        raise UserError(f"{name} has its own memory and takes no limit; schedules that do: {adaptive}")
+    else:
+        schedule = kind.generate(devices, microbatches, stages)
     check(schedule)
     return schedule

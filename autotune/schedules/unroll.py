@@ -61,18 +61,13 @@ def repeat(block: BuildingBlock, microbatches: int) -> Timetable:
 
 def squeeze(table: Timetable) -> Timetable:
     """The same order on every device without the gaps that nothing waits for: each pass in its earliest slot."""
-    stages, microbatches = len(table.placement), table.microbatches
-    schedule = table.schedule("squeezed")
-    order, first = kernel.encode(schedule)
-    work = kernel.scratch(len(table.cells), stages, microbatches, len(order))
-    duration = [1.0] * (3 * stages) + [2.0] * stages
-    ran = kernel.run(order, first, stages, microbatches, duration, [0.0] * (2 * stages), [1] * (2 * stages), **work)
-    assert ran == len(order), "a repeated building block runs what is read before its reader"
+    times = kernel.run_in_slots(table.schedule("squeezed"))
+    assert times.complete, "a repeated building block runs what is read before its reader"
     rows = []
     for device, row in enumerate(table.cells):
-        starts = work["start"][first[device] : first[device + 1]]
+        starts = times.start[times.first[device] : times.first[device + 1]]
         rows.append(tuple((int(start), item) for start, (_, item) in zip(starts, row, strict=True)))
-    return Timetable(table.placement, microbatches, tuple(rows))
+    return Timetable(table.placement, table.microbatches, tuple(rows))
 
 
 def reorder(table: Timetable, limits: tuple[int, ...], *, put_off_weights: bool = False) -> Timetable:
@@ -80,13 +75,13 @@ def reorder(table: Timetable, limits: tuple[int, ...], *, put_off_weights: bool 
 
     Slot by slot, a device runs the next pass of its order if that is ready. If it must wait, the slot goes to the first
     later pass that is ready and can't delay the waiting one: a B, else a W, else an F if everything between still keeps
-    to the limit. After its last F a device runs every B that is ready before the W that wait. So the steady state, which
-    has no idle slots, keeps the order of the block.
+    to the limit. After its last F a device runs every B that is ready before the W that wait. So the steady state,
+    which has no idle slots, keeps the order of the block.
 
     Args:
         limits: for every device the most stage activations it may hold; at least what `table` holds.
-        put_off_weights: give W no place in the order at all: they only fill idle slots or make room for an F. Better for
-            few microbatches, which never reach the steady state.
+        put_off_weights: give W no place in the order at all: they only fill idle slots or make room for an F. Better
+            for few microbatches, which never reach the steady state.
     """
     ended = [NEVER] * (2 * len(table.placement) * table.microbatches) + [0]
     rows = [_Device(row, table, limit, put_off_weights) for row, limit in zip(table.cells, limits, strict=True)]

@@ -33,7 +33,7 @@ def zb_v_block(devices: int) -> BuildingBlock:
 
 
 def one_f_one_b_v_block(devices: int) -> BuildingBlock:
-    """Hops of 1 forwards, fused backwards in the pairs of slots left: two thirds of 1F1B's memory (arXiv 2405.15362)."""
+    """Forward hops of 1, fused backwards in the pairs of slots left: 2/3 of 1F1B's memory (arXiv 2405.15362)."""
     forward = range(2 * devices)
     return fill_backward_pairs(v_placement(devices), forward, first=2 * devices)
 
