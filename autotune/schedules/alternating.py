@@ -128,7 +128,7 @@ def interleaved_zb(devices: int, microbatches: int, stages_per_device: int) -> S
 
 
 def gis(devices: int, microbatches: int, stages_per_device: int) -> Schedule:
-    """Grouped interleaved: a forward less per hop than interleaved 1F1B, W after its B (PipeOffload, arXiv 2503.01328)."""
+    """Grouped interleaved: one F less per hop than interleaved 1F1B, W after B (PipeOffload, arXiv 2503.01328)."""
     return _grouped("gis", devices, microbatches, stages_per_device, group=devices, hop=1, lag=0, whole_groups=True)
 
 

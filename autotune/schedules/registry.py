@@ -144,7 +144,7 @@ _KINDS = (
         for name, search, peak, bubble in (
             ("zb-1p", zero_bubble.zb_1p, "p", "at most (p-1)(F+B-W)"),
             ("zb-2p", zero_bubble.zb_2p, "2p", "about 0 in the span"),
-            ("zb", zero_bubble.zb, "any limit; about 2p without one", "what the limit allows"),
+            ("zb", zero_bubble.zb, "any limit; 2p by default", "what the limit allows"),
         )
     ),
     ScheduleKind(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import floor
 
@@ -36,18 +38,29 @@ class Timetable:
         return Schedule(name, self.microbatches, self.placement, order)
 
 
+COMPARED = 3  # ways are compared on at most this many microbatches per device; more repeat the steady state
+
+
 def unroll(block: BuildingBlock, microbatches: int) -> Timetable:
     """repeat, squeeze and reorder `block` within the memory of its steady state.
 
-    The shortest of three tables is returned, the first one of equals: reordered with every W in its place, reordered
-    with W put off, and squeezed alone.
+    There are three ways, and the one with the shortest table is taken, the first one of equals: reordered with every W
+    in its place, reordered with W put off, and squeezed alone.
     """
-    tight = squeeze(repeat(block, microbatches))
     limits = tuple(
         floor(block.steady_peak(device) * len(held)) for device, held in enumerate(device_stages(block.placement))
     )
-    placed, put_off = reorder(tight, limits), reorder(tight, limits, put_off_weights=True)
-    return min((placed, put_off, tight), key=lambda table: table.slots)
+    ways: tuple[Callable[[Timetable], Timetable], ...] = (
+        lambda tight: reorder(tight, limits),
+        lambda tight: reorder(tight, limits, put_off_weights=True),
+        lambda tight: tight,
+    )
+    sample = squeeze(repeat(block, min(microbatches, COMPARED * block.devices)))
+    tables = [way(sample) for way in ways]
+    best = min(range(len(ways)), key=lambda way: tables[way].slots)
+    if sample.microbatches == microbatches:
+        return tables[best]
+    return ways[best](squeeze(repeat(block, microbatches)))
 
 
 def repeat(block: BuildingBlock, microbatches: int) -> Timetable:
@@ -134,7 +147,7 @@ class _Device:
             else:
                 self.reads.append((cell, half + cell + microbatches if stage < stages - 1 else nothing))
             self.writes.append(cell if kind == "F" else -1 if kind == "W" else half + cell)
-        self.kinds = len({(item.kind, item.stage) for item in self.queue})
+        self.left = Counter((item.kind, item.stage) for item in self.queue)
         self.done = [False] * len(self.queue)
         self.tail = self.head = 0
         self.free = 0
@@ -201,7 +214,7 @@ class _Device:
                         weight = place if weight is None else weight
                     elif forward is None and max(most, self.held) < self.limit:
                         forward = place
-                if len(seen) == self.kinds:
+                if len(seen) == len(self.left):
                     break
             outstanding += OUTSTANDING[item.kind]
             most = max(most, outstanding)
@@ -211,6 +224,10 @@ class _Device:
         """Run the pass at `place` of the queue from `slot` on."""
         item = self.queue[place]
         self.done[place] = True
+        key = (item.kind, item.stage)
+        self.left[key] -= 1
+        if not self.left[key]:
+            del self.left[key]
         self.free = slot + _length(item)
         self.outstanding += OUTSTANDING[item.kind]
         self.held += HELD[item.kind]

@@ -47,7 +47,8 @@ def zero_bubble(
 ) -> Schedule:
     """The fastest linear schedule of the search that keeps to `memory_limit` on every device.
 
-    As in the paper the longest span of a device decides, from its first start to its last end, then the makespan. ZB-H1 and ZB-H2 are candidates where they fit.
+    As in the paper the longest span of a device decides, from its first start to its last end, then the makespan. ZB-H1
+    and ZB-H2 are candidates where they fit.
 
     Args:
         memory_limit: in the unit of the costs' activations; under uniform costs microbatches, so 1F1B needs p.
@@ -76,8 +77,9 @@ def zero_bubble(
 
 
 def zb(devices: int, microbatches: int, memory_limit: float | None = None, costs: PassCosts | None = None) -> Schedule:
-    """The search within any memory limit; None: none, which takes about 2 p microbatches."""
-    return zero_bubble("zb", devices, microbatches, NEVER if memory_limit is None else memory_limit, costs)
+    """The search within any memory limit; None: twice the memory of 1F1B, where bubbles end."""
+    limit = _times_largest(2 * devices, costs) if memory_limit is None else memory_limit
+    return zero_bubble("zb", devices, microbatches, limit, costs)
 
 
 def zb_1p(
