@@ -82,6 +82,10 @@ class Assumptions:
         exposed_messages: under schedules with a fused backward a device waits until its message is sent (Megatron-LM's
             blocking calls); otherwise, and under split schedules (whose runtime sends asynchronously), sending costs
             the sender nothing and delays the receiver alone.
+        adapts_schedules: schedules with a search (zb-1p, zb-2p, zb) are searched with the plan's own pass times;
+            otherwise with F = B = W.
+        rolling_steps: a device begins the next step when its own passes and its own optimizer are done, so a step takes
+            the longest span of a device (post-validation of the zero-bubble runtime); otherwise the makespan.
         loss_scaling: float16 gradients are unscaled before the optimizer.
         fused_optimizer: Adam reads and writes each tensor once; otherwise it runs one kernel an operation (torch's
             single-tensor loop).
@@ -109,6 +113,8 @@ class Assumptions:
     dp_overlap: float = 0.0
     tp_overlap: float = 0.0
     exposed_messages: bool = False
+    adapts_schedules: bool = False
+    rolling_steps: bool = False
     loss_scaling: bool = False
     fused_optimizer: bool = True
     shards_messages: bool = False
@@ -169,6 +175,8 @@ ZERO_BUBBLE = Assumptions(
     gradient_bytes=2,
     vocab_multiple=128,
     exposed_messages=True,
+    adapts_schedules=True,
+    rolling_steps=True,
     loss_scaling=True,
     shards_messages=True,
 )

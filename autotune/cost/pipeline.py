@@ -10,16 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+from autotune.errors import UserError
 from autotune.schedules import kernel, registry
 from autotune.schedules.costs import PassCosts
 from autotune.schedules.schedule import Schedule
 
-__all__ = ["DeviceBytes", "Order", "Pipeline", "PipelineRun", "order_of", "peak_bytes", "pipeline"]
+__all__ = ["DeviceBytes", "Order", "Pipeline", "PipelineRun", "Ratios", "adapts", "order_of", "peak_bytes", "pipeline"]
 
 EXACT_UP_TO = 4
 """Steps of up to this many microbatches a device are simulated in full."""
+
+GROWS = 0.99
+"""Activations that grow by this share of all that the further microbatches hold keep growing."""
 
 COMPILE_AFTER_PASSES = 2_000_000
 """Compiling the kernel pays from about this many simulated passes on."""
@@ -43,12 +47,14 @@ class PipelineRun:
 
     Attributes:
         makespan_s: from the first start to the last end.
+        span_s: the longest time from a device's own first start to its own last end.
         busy_s: time each device works.
         peak_bytes: most bytes of activations and temporaries each device ever needs.
         held_bytes: the activations among them, at the moment of that peak.
     """
 
     makespan_s: float
+    span_s: float
     busy_s: tuple[float, ...]
     peak_bytes: tuple[float, ...]
     held_bytes: tuple[float, ...]
@@ -151,28 +157,22 @@ class _Timed:
     start: tuple[float, ...]  # first start of every device
     tail: tuple[float, ...]  # from the last end of every device to the end of the step
 
+    @property
+    def span(self) -> float:
+        return max(self.makespan - start - tail for start, tail in zip(self.start, self.tail, strict=True))
+
 
 def _time(order: Order, tables: kernel.Tables, compiled: bool) -> _Timed:
     codes: Any = order.codes
     first: Any = order.first
-    work = kernel.scratch(order.devices, order.stages, order.microbatches, len(order.codes))
     run: Callable[..., int] = kernel.run
     costs: tuple[Any, ...] = (tables.duration, tables.hop, tables.every)
     if compiled:
-        import numpy as np
-
         codes, first = order.arrays
-        cells = 2 * order.stages * order.microbatches
-        work = {
-            "finished": np.full(cells, -1.0),
-            "waiter": np.full(cells, -1, dtype=np.int64),
-            "position": np.zeros(order.devices, dtype=np.int64),
-            "ready": np.zeros(order.devices, dtype=np.int64),
-            "start": np.empty(len(codes)),
-            "end": np.empty(len(codes)),
-        }
-        costs = (np.array(tables.duration), np.array(tables.hop), np.array(tables.every, dtype=np.int64))
+        costs, work = _as_arrays(tables, order)
         run = kernel.compiled().run
+    else:
+        work = kernel.scratch(order.devices, order.stages, order.microbatches, len(codes))
     ran = run(codes, first, order.stages, order.microbatches, *costs, **work)
     assert ran == len(order.codes), "a registered schedule deadlocked"
     bounds = list(zip(order.first, order.first[1:], strict=False))
@@ -180,6 +180,22 @@ def _time(order: Order, tables: kernel.Tables, compiled: bool) -> _Timed:
     last = [float(work["end"][b - 1]) for _, b in bounds]
     makespan = max(last)
     return _Timed(makespan, tuple(start), tuple(makespan - end for end in last))
+
+
+def _as_arrays(tables: kernel.Tables, order: Order) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Costs and scratch space of the compiled kernel."""
+    import numpy as np
+
+    cells = 2 * order.stages * order.microbatches
+    work = {
+        "finished": np.full(cells, -1.0),
+        "waiter": np.full(cells, -1, dtype=np.int64),
+        "position": np.zeros(order.devices, dtype=np.int64),
+        "ready": np.zeros(order.devices, dtype=np.int64),
+        "start": np.empty(len(order.codes)),
+        "end": np.empty(len(order.codes)),
+    }
+    return (np.array(tables.duration), np.array(tables.hop), np.array(tables.every, dtype=np.int64)), work
 
 
 def _peaks(order: Order, table: list[float], compiled: bool) -> tuple[list[float], list[float]]:
@@ -229,8 +245,8 @@ class Pipeline:
         """Time and memory of one step.
 
         Beyond the exact range: every p further microbatches add what the last p added, and no device can do with less
-        than its first start, its work and its tail. Peaks follow the same line (they stand still in all schedules but
-        gpipe).
+        than its first start, its work and its tail. Peaks stand still, unless every microbatch is held to the end
+        (gpipe).
 
         Args:
             compiled: run the kernels as machine code.
@@ -243,36 +259,92 @@ class Pipeline:
         busy = last.busy(tables.duration)
         peaks, held = walked[-1]
         if self.exact:
-            return PipelineRun(timed[-1].makespan, busy, tuple(peaks), tuple(held))
+            return PipelineRun(timed[-1].makespan, timed[-1].span, busy, tuple(peaks), tuple(held))
         steps = (self.microbatches - last.microbatches) / last.devices
-        makespan = timed[1].makespan + steps * (timed[1].makespan - timed[0].makespan)
         share = self.microbatches / last.microbatches
         busy = tuple(share * value for value in busy)
         bounds = (a + b + c for a, b, c in zip(timed[1].start, busy, timed[1].tail, strict=True))
-        grown = [[b + steps * (b - a) for a, b in zip(*pair, strict=True)] for pair in zip(*walked, strict=True)]
-        return PipelineRun(max(makespan, *bounds), busy, tuple(grown[0]), tuple(grown[1]))
+        makespan = max(timed[1].makespan + steps * (timed[1].makespan - timed[0].makespan), *bounds)
+        span = max(timed[1].span + steps * (timed[1].span - timed[0].span), *busy)
+        if all(
+            a >= GROWS * b * last.devices / last.microbatches
+            for a, b in zip(_less(held, walked[0][1]), held, strict=True)
+        ):
+            grown = [value * share for value in held]
+            peaks, held = [peak + more for peak, more in zip(peaks, _less(grown, held), strict=True)], grown
+        return PipelineRun(makespan, span, busy, tuple(peaks), tuple(held))
+
+
+def _less(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+class Ratios(NamedTuple):
+    """What a schedule that adapts to costs is searched with: means over stages, in units of a mean F.
+
+    Attributes:
+        kept: part of an activation that stays from B to W.
+    """
+
+    backward: float
+    weight: float
+    hop: float
+    kept: float
+
+    @classmethod
+    def of(cls, costs: PassCosts) -> Ratios:
+        """The ratios of `costs`, rounded to steps of 0.05 so that similar plans share a schedule."""
+        f, b, w, activation, kept = map(
+            sum, (costs.forward, costs.backward, costs.weight, costs.activation, costs.kept)
+        )
+        hops = [costs.hop] if isinstance(costs.hop, (int, float)) else [row[d - 1] for d, row in enumerate(costs.hop)]
+        hop = sum(hops) / len(hops) * len(costs.forward)
+        return cls(*(round(20 * value) / 20 for value in (b / f, w / f, hop / f, min(1.0, kept / activation))))
+
+    def costs(self, stages: int) -> PassCosts:
+        """Equal stages with these ratios."""
+        each = (1.0,) * stages
+        return PassCosts(
+            forward=each,
+            backward=(self.backward,) * stages,
+            weight=(self.weight,) * stages,
+            hop=self.hop,
+            activation=each,
+            kept=(self.kept,) * stages,
+        )
+
+
+def adapts(name: str) -> bool:
+    """Whether the schedule is searched for given costs."""
+    return registry.find(name).search is not None
 
 
 @cache
-def pipeline(name: str, devices: int, microbatches: int, stages_per_device: int) -> Pipeline:
+def pipeline(
+    name: str, devices: int, microbatches: int, stages_per_device: int, ratios: Ratios | None = None
+) -> Pipeline:
     """The named schedule, ready to be timed; kept for every later plan that runs the same order.
+
+    Args:
+        ratios: costs that a schedule which adapts is searched with; None: F = B = W and no latency.
 
     Raises:
         UserError: unknown schedule, or numbers it doesn't allow.
     """
-    registry_kind = registry.find(name)
     if microbatches <= EXACT_UP_TO * devices + devices or devices == 1:
-        return Pipeline(microbatches, (_order(name, devices, microbatches, stages_per_device),))
-    for problem in (
-        registry_kind.stages_problem(stages_per_device),
-        registry_kind.microbatches_problem(devices, microbatches),
-    ):
-        assert problem is None, problem
+        return Pipeline(microbatches, (_order(name, devices, microbatches, stages_per_device, ratios),))
     short = (EXACT_UP_TO - 1) * devices + microbatches % devices
-    orders = tuple(_order(name, devices, m, stages_per_device) for m in (short, short + devices))
+    orders = tuple(_order(name, devices, m, stages_per_device, ratios) for m in (short, short + devices))
     return Pipeline(microbatches, orders)
 
 
 @cache
-def _order(name: str, devices: int, microbatches: int, stages_per_device: int) -> Order:
-    return order_of(registry.build(name, devices, microbatches, stages_per_device))
+def _order(name: str, devices: int, microbatches: int, stages_per_device: int, ratios: Ratios | None) -> Order:
+    kind = registry.find(name)
+    for problem in (kind.stages_problem(stages_per_device), kind.microbatches_problem(devices, microbatches)):
+        if problem:
+            raise UserError(problem)
+    if kind.search is not None and ratios is not None:
+        return order_of(kind.search(devices, microbatches, None, ratios.costs(devices * stages_per_device)))
+    # `registry.build` also checks the generator's work, which takes longer than to make it; tests do that once.
+    return order_of(kind.generate(devices, microbatches, stages_per_device))

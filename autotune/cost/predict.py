@@ -14,10 +14,20 @@ from autotune.cost.memory import DeviceMemory, memory_refusal
 from autotune.cost.optimizer_time import dp_seconds, optimizer_seconds
 from autotune.cost.parameters import StageShape, padded_rows, stage_parameters
 from autotune.cost.pass_time import PassSeconds, pass_seconds
-from autotune.cost.pipeline import COMPILE_AFTER_PASSES, DeviceBytes, Pipeline, PipelineRun, order_of, pipeline
+from autotune.cost.pipeline import (
+    COMPILE_AFTER_PASSES,
+    DeviceBytes,
+    Pipeline,
+    PipelineRun,
+    Ratios,
+    adapts,
+    order_of,
+    pipeline,
+)
 from autotune.cost.work import PassWork, StageWork, embedding_work, head_work, layer_work
 from autotune.schedules import registry
 from autotune.schedules.costs import PassCosts
+from autotune.schedules.placement import make_placement
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan
@@ -168,20 +178,23 @@ class Predictor:
         Raises:
             UserError: the plan's schedule doesn't exist or doesn't allow its numbers.
         """
-        lines = self._pipeline(plan, exact)
         stages = self._stage_costs(plan)
         message = self._message_s(plan)
         if passes is not None:
             stages, message = _scaled(stages, plan.pp, passes), passes.message_s
-        costs, extras = self._pass_costs(plan, stages, lines.placement, message)
+        placement = make_placement(registry.find(plan.schedule).placement, plan.pp, plan.stages_per_device)
+        costs, extras = self._pass_costs(plan, stages, placement, message)
+        lines = self._pipeline(plan, costs, exact)
         run = self._run(lines, costs, stages)
         return self._assemble(plan, lines, stages, costs, extras, run)
 
-    def _pipeline(self, plan: Plan, exact: bool) -> Pipeline:
+    def _pipeline(self, plan: Plan, costs: PassCosts, exact: bool) -> Pipeline:
+        ratios = Ratios.of(costs) if self.assumptions.adapts_schedules and adapts(plan.schedule) else None
         if exact:
-            built = registry.build(plan.schedule, plan.pp, plan.microbatches, plan.stages_per_device)
+            known = None if ratios is None else ratios.costs(plan.stages)
+            built = registry.build(plan.schedule, plan.pp, plan.microbatches, plan.stages_per_device, costs=known)
             return Pipeline(plan.microbatches, (order_of(built),))
-        return pipeline(plan.schedule, plan.pp, plan.microbatches, plan.stages_per_device)
+        return pipeline(plan.schedule, plan.pp, plan.microbatches, plan.stages_per_device, ratios)
 
     def _run(self, lines: Pipeline, costs: PassCosts, stages: list[_StageCost]) -> PipelineRun:
         self._simulated += lines.passes
@@ -344,24 +357,25 @@ class Predictor:
         busiest = max(range(plan.pp), key=lambda d: run.busy_s[d])
         held = on_device[busiest]
         m = plan.microbatches
+        pipeline_s = run.span_s if assumptions.rolling_steps else run.makespan_s
         parts = [part for s in held for part in (stages[s].forward, stages[s].backward, stages[s].weight)]
         breakdown = Breakdown(
             compute_s=m * sum(part.compute for part in parts),
             tp_s=m * sum(part.tp for part in parts),
             pp_s=m * sum(extras[s][0] for s in held),
             overhead_s=m * sum(extras[s][1] for s in held),
-            bubble_s=run.makespan_s - run.busy_s[busiest],
+            bubble_s=pipeline_s - run.busy_s[busiest],
             dp_s=dp_s,
             optimizer_s=optimizer_s,
         )
-        step_time_s = run.makespan_s + dp_s + optimizer_s
+        step_time_s = pipeline_s + dp_s + optimizer_s
         tokens = self.training.global_batch_size * self.model.sequence_length
         return Prediction(
             plan=plan,
             step_time_s=step_time_s,
             breakdown=breakdown,
             busiest=busiest,
-            bubble_rate=max(0.0, 1 - run.busy_s[busiest] / run.makespan_s),
+            bubble_rate=max(0.0, 1 - run.busy_s[busiest] / pipeline_s),
             memory=self._memory(plan, stages, on_device, parameters, run),
             pass_costs=costs,
             exact=lines.exact,
