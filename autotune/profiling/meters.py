@@ -100,6 +100,12 @@ class StorageMeter(TorchDispatchMode):
         self._course.clear()
         self._born.clear()
 
+    @property
+    def live_bytes(self) -> int:
+        """Bytes held now."""
+        self._forget_freed()
+        return self._live
+
     def peak(self) -> MemoryPeak:
         """The peak since the meter was made."""
         self.refresh()

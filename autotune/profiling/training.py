@@ -7,16 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from autotune.errors import UserError
 from autotune.profiling.data import Batch
 from autotune.profiling.device import Device, Seconds
 from autotune.profiling.executor import Executor
+from autotune.profiling.init import initialise
 from autotune.profiling.mesh import MeshCache
 from autotune.profiling.optimizer import LocalAdamW
 from autotune.profiling.parallel import DeviceModel, build_device_model
 from autotune.profiling.protocol import TrialRequest
 from autotune.schedules.schedule import Pass
+from autotune.space.model import ModelSpec
 
 __all__ = ["StepResult", "Training"]
 
@@ -42,12 +45,27 @@ class StepResult:
 class Training:
     """A plan on one of its ranks. Making one is collective over all ranks, and so is every step."""
 
-    def __init__(self, request: TrialRequest, device: Device, meshes: MeshCache) -> None:
+    def __init__(
+        self,
+        request: TrialRequest,
+        device: Device,
+        meshes: MeshCache,
+        fill: Callable[[nn.Module, ModelSpec, int], None] = initialise,
+    ) -> None:
+        """Build this rank's part of the plan.
+
+        Args:
+            fill: gives the parameters of a stage their initial values, from the model and the seed.
+
+        Raises:
+            UserError: plan, schedule, model and batch don't fit each other or the number of ranks.
+        """
+        _require_consistent(request, meshes.ranks)
         plan, spec, training = request.plan, request.model, request.training
         self.request, self.device = request, device
         self.mesh = meshes.get(plan.pp, plan.dp, plan.tp)
         self.model: DeviceModel = build_device_model(
-            spec, plan, request.schedule.placement, training, self.mesh, meshes, device.torch_device
+            spec, plan, request.schedule.placement, training, self.mesh, meshes, device.torch_device, fill
         )
         self.parameters = self.model.parameter_count
         self.optimizer = LocalAdamW(parameter for _, parameter in self.model.named_parameters())
@@ -116,3 +134,32 @@ class Training:
             dist.all_reduce(mean, group=self.mesh.group("dp"))
             mean /= self.request.plan.dp
         return float(mean)
+
+
+def _require_consistent(request: TrialRequest, ranks: int | None) -> None:
+    """A request whose parts disagree would train another model or batch than its row in the results says."""
+    plan, spec, schedule = request.plan, request.model, request.schedule
+    samples, batch = plan.dp * plan.micro_batch_size * plan.microbatches, request.training.global_batch_size
+    length, positions = spec.sequence_length, spec.max_positions
+    problems = [
+        (ranks not in (None, plan.devices), f"{ranks} ranks run a plan of {plan.devices} devices"),
+        (schedule.devices != plan.pp, f"the schedule has {schedule.devices} devices, the plan pp {plan.pp}"),
+        (
+            schedule.stages != len(plan.layer_split),
+            f"the schedule has {schedule.stages} stages, the layer split {len(plan.layer_split)}",
+        ),
+        (
+            schedule.microbatches != plan.microbatches,
+            f"the schedule has {schedule.microbatches} microbatches, the plan {plan.microbatches}",
+        ),
+        (sum(plan.layer_split) != spec.layers, f"{plan.layer_split} doesn't add up to {spec.layers} layers"),
+        (samples != batch, f"the plan trains {samples} samples a step, the global batch has {batch}"),
+        (length % plan.tp != 0, f"sequence length {length} is not a multiple of tp {plan.tp}"),
+        (
+            spec.positions == "learned" and positions < length,
+            f"{positions} learned positions are fewer than the sequence length {length}",
+        ),
+    ]
+    for wrong, message in problems:
+        if wrong:
+            raise UserError(message)

@@ -9,7 +9,7 @@ from autotune.schedules.registry import SCHEDULES, build
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan, Recompute, spread_layers
-from autotune.space.training import TrainingSpec
+from autotune.space.training import DType, TrainingSpec
 
 # Vocabularies are odd, so tp 2 pads them. The four differ in every detail a ModelSpec has.
 LLAMA = ModelSpec(
@@ -97,11 +97,13 @@ class Case:
     family: str
     recompute: Recompute = "none"
     perturbed: bool = False
+    dtype: DType = "float32"
 
     @property
     def name(self) -> str:
         parts = [self.schedule, f"pp{self.pp}", f"dp{self.dp}", f"tp{self.tp}", self.family]
-        return "-".join(parts + ["recompute"] * (self.recompute == "full") + ["perturbed"] * self.perturbed)
+        parts += ["recompute"] * (self.recompute == "full") + ["bf16"] * (self.dtype == "bfloat16")
+        return "-".join(parts + ["perturbed"] * self.perturbed)
 
     @property
     def world(self) -> int:
@@ -132,7 +134,7 @@ class Case:
             schedule=build(self.schedule, self.pp, microbatches, stages_per_device),
             model=spec,
             cluster=ClusterSpec(1, self.world, "cpu", None, link, link),
-            training=TrainingSpec(global_batch_size=2 * microbatches),
+            training=TrainingSpec(global_batch_size=2 * microbatches, dtype=self.dtype),
         )
 
 
@@ -155,4 +157,15 @@ def controls() -> list[Case]:
         Case("zb-h1", 2, 1, 1, "llama", perturbed=True),
         Case("v-min", 2, 1, 2, "gpt2", perturbed=True),
         Case("1f1b", 2, 2, 1, "neox", perturbed=True),
+    ]
+
+
+def bfloat16_cases() -> list[Case]:
+    """bfloat16 plans, whose gradients can only be as near as bfloat16 is."""
+    return [
+        Case("zb-h1", 2, 1, 1, "llama", dtype="bfloat16"),
+        Case("v-min", 2, 1, 2, "gpt2", "full", dtype="bfloat16"),
+        Case("1f1b", 2, 2, 1, "qwen3", dtype="bfloat16"),
+        Case("zb-v", 2, 2, 1, "neox", dtype="bfloat16"),
+        Case("1f1b", 1, 2, 2, "qwen3", dtype="bfloat16"),
     ]

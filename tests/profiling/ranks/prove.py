@@ -1,20 +1,23 @@
-"""One rank of the gradient proof: trains a step of every case of its world size and compares it with the reference.
+"""One rank of the gradient proof: trains every case of its world size and compares it with the reference.
 
-Started by torchrun: `prove.py OUT CASE...`; writes `OUT/proof-RANK.json`, per case what this rank found.
+Two steps each, the first with a learning rate of 0, so that the second shows that nothing is left over from a step.
+Started by torchrun: `prove.py OUT`; writes `OUT/proof-RANK.json`, per case what this rank found.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
+from collections import defaultdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import Case, all_cases, controls
+from cases import Case, all_cases, bfloat16_cases, controls
 from reference import Reference, reference
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -44,42 +47,52 @@ def relative_error(found: Tensor, truth: Tensor, largest: float) -> float:
     return difference / (scale if scale > 1e-12 * largest else largest)
 
 
-def adamw_error(before: Tensor, gradient: Tensor, after: Tensor) -> float:
-    """How far AdamW's first step (Loshchilov and Hutter 2019, algorithm 2) is from its formula, in steps."""
-    before, gradient = before.double(), gradient.double()
-    step = gradient / (gradient.abs() + EPSILON) + DECAY * before
-    return float(((before - LEARNING_RATE * step) - after.double()).abs().max()) / LEARNING_RATE
+def adamw_error(before: Tensor, gradients: list[Tensor], after: Tensor) -> float:
+    """How far AdamW's last step (Loshchilov and Hutter 2019, algorithm 2) is from its formula, in learning rates."""
+    first, second = torch.zeros_like(before).double(), torch.zeros_like(before).double()
+    for gradient in gradients:
+        first = BETAS[0] * first + (1 - BETAS[0]) * gradient.double()
+        second = BETAS[1] * second + (1 - BETAS[1]) * gradient.double() ** 2
+    first = first / (1 - BETAS[0] ** len(gradients))
+    second = second / (1 - BETAS[1] ** len(gradients))
+    step = first / (second.sqrt() + EPSILON) + DECAY * before.double()
+    return float(((before.double() - LEARNING_RATE * step) - after.double()).abs().max()) / LEARNING_RATE
 
 
 def prove(case: Case, device: CpuDevice, meshes: MeshCache) -> dict[str, Any]:
     request = case.request()
-    truth: Reference = reference(request.model, request.training.seed, request.training.global_batch_size)
-    largest = max(float(g.abs().max()) for g in truth.gradients.values())
+    spec, seed, samples = request.model, request.training.seed, request.training.global_batch_size
     training = Training(request, device, meshes)
     if case.perturbed and dist.get_rank() == 0:
         parameter = next(p for name, p in training.model.named_parameters() if name.endswith("mlp.up.weight"))
         local_tensor(parameter.data).view(-1)[0] += 1e-3
-    errors: dict[str, float] = {}
+    errors: dict[str, float] = defaultdict(float)
+    gradients: dict[str, list[Tensor]] = defaultdict(list)
     before: dict[str, Tensor] = {}
-    gradients: dict[str, Tensor] = {}
+    losses = []
 
-    def compare() -> None:
+    def compare(truth: Reference) -> None:
+        largest = max(float(g.abs().max()) for g in truth.gradients.values())
         for name, parameter in training.model.named_parameters():
             assert parameter.grad is not None, f"{name} has no gradient"
-            source = "embedding.weight" if name == "head.weight" and request.model.tied_embeddings else name
-            errors[name] = relative_error(whole(parameter.grad), truth.gradients[source], largest)
+            source = "embedding.weight" if name == "head.weight" and spec.tied_embeddings else name
+            error = relative_error(whole(parameter.grad), truth.gradients[source], largest)
+            errors[name] = max(errors[name], error)
             before[name] = local_tensor(parameter.detach()).clone()
-            gradients[name] = local_tensor(parameter.grad).clone()
+            gradients[name].append(local_tensor(parameter.grad).clone())
 
-    step = training.step(0, before_update=compare)
-    loss = training.global_loss(step.loss)
+    for index, learning_rate in enumerate((0.0, LEARNING_RATE)):
+        truth = reference(spec, seed, samples, index)
+        training.optimizer.adamw.param_groups[0]["lr"] = learning_rate
+        step = training.step(index, before_update=functools.partial(compare, truth))
+        losses.append((training.global_loss(step.loss), truth.loss))
     after = {name: local_tensor(parameter.detach()) for name, parameter in training.model.named_parameters()}
-    updates = [adamw_error(before[n], gradients[n], after[n]) for n in after if after[n].numel()]
+    updates = [adamw_error(before[name], gradients[name], after[name]) for name in after if after[name].numel()]
     return {
         "errors": errors,
         "update_error": max(updates, default=0.0),
-        "loss": loss,
-        "reference_loss": truth.loss,
+        "losses": [found for found, _ in losses if found is not None],
+        "reference_losses": [true for _, true in losses],
         "parameters": training.parameters,
     }
 
@@ -90,7 +103,8 @@ def main() -> None:
     device = CpuDevice()
     dist.init_process_group("gloo", timeout=timeout)
     meshes = MeshCache("cpu", timeout)
-    found = {case.name: prove(case, device, meshes) for case in all_cases() + controls() if case.world == world}
+    cases = all_cases() + bfloat16_cases() + controls()
+    found = {case.name: prove(case, device, meshes) for case in cases if case.world == world}
     path = out / f"proof-{dist.get_rank()}.json"
     path.write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
