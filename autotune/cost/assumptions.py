@@ -79,9 +79,6 @@ class Assumptions:
         workspace_bytes: scratch memory of the matmul library.
         dp_overlap: share of the dp traffic hidden behind passes (0: all exposed, Megatron-LM's default).
         tp_overlap: share of the tp collectives hidden behind matmuls.
-        exposed_messages: under schedules with a fused backward a device waits until its message is sent (Megatron-LM's
-            blocking calls); otherwise, and under split schedules (whose runtime sends asynchronously), sending costs
-            the sender nothing and delays the receiver alone.
         adapts_schedules: schedules with a search (zb-1p, zb-2p, zb) are searched with the plan's own pass times;
             otherwise with F = B = W.
         rolling_steps: a device begins the next step when its own passes and its own optimizer are done, so a step takes
@@ -112,7 +109,6 @@ class Assumptions:
     workspace_bytes: int = 64 * MIB
     dp_overlap: float = 0.0
     tp_overlap: float = 0.0
-    exposed_messages: bool = False
     adapts_schedules: bool = False
     rolling_steps: bool = False
     loss_scaling: bool = False
@@ -164,7 +160,6 @@ MEGATRON = Assumptions(
     sharding="zero1",
     gradient_bytes=4,
     vocab_multiple=128,
-    exposed_messages=True,
     shards_messages=True,
 )
 """Megatron-LM's defaults with sequence parallelism and the distributed optimizer: float32 main gradients."""
@@ -174,7 +169,6 @@ ZERO_BUBBLE = Assumptions(
     dropout=True,
     gradient_bytes=2,
     vocab_multiple=128,
-    exposed_messages=True,
     adapts_schedules=True,
     rolling_steps=True,
     loss_scaling=True,

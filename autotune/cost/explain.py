@@ -49,7 +49,7 @@ def _step_lines(prediction: Prediction) -> list[str]:
     names = {
         "compute_s": "compute",
         "tp_s": "tensor-parallel collectives",
-        "pp_s": "sending messages",
+        "pp_s": "messages between devices",
         "overhead_s": "fixed loss a stage visit",
         "bubble_s": "bubble (waiting)",
         "dp_s": "data-parallel traffic",

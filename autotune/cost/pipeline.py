@@ -8,7 +8,7 @@ extrapolated from two shorter steps (`Pipeline.run`), which tests hold against t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -48,6 +48,7 @@ class PipelineRun:
     Attributes:
         makespan_s: from the first start to the last end.
         span_s: the longest time from a device's own first start to its own last end.
+        instant_makespan_s, instant_span_s: the same if messages took no time.
         busy_s: time each device works.
         peak_bytes: most bytes of activations and temporaries each device ever needs.
         held_bytes: the activations among them, at the moment of that peak.
@@ -55,6 +56,8 @@ class PipelineRun:
 
     makespan_s: float
     span_s: float
+    instant_makespan_s: float
+    instant_span_s: float
     busy_s: tuple[float, ...]
     peak_bytes: tuple[float, ...]
     held_bytes: tuple[float, ...]
@@ -252,27 +255,40 @@ class Pipeline:
             compiled: run the kernels as machine code.
         """
         tables = kernel.cost_tables(self.placement, costs)
-        table = [*memory.held, *memory.kept, *memory.forward, *memory.backward, *memory.weight, *memory.fused]
-        timed = [_time(order, tables, compiled) for order in self.orders]
-        walked = [_peaks(order, table, compiled) for order in self.orders]
+        busy = self._busy(tables)
+        makespan, span = instant = self._times(tables, busy, compiled)
+        if any(tables.hop):
+            instant = self._times(replace(tables, hop=[0.0] * len(tables.hop)), busy, compiled)
+        peaks, held = self._peaks(memory, compiled)
+        return PipelineRun(makespan, span, *instant, busy, tuple(peaks), tuple(held))
+
+    def _busy(self, tables: kernel.Tables) -> tuple[float, ...]:
         last = self.orders[-1]
-        busy = last.busy(tables.duration)
-        peaks, held = walked[-1]
-        if self.exact:
-            return PipelineRun(timed[-1].makespan, timed[-1].span, busy, tuple(peaks), tuple(held))
-        steps = (self.microbatches - last.microbatches) / last.devices
         share = self.microbatches / last.microbatches
-        busy = tuple(share * value for value in busy)
-        bounds = (a + b + c for a, b, c in zip(timed[1].start, busy, timed[1].tail, strict=True))
-        makespan = max(timed[1].makespan + steps * (timed[1].makespan - timed[0].makespan), *bounds)
-        span = max(timed[1].span + steps * (timed[1].span - timed[0].span), *busy)
-        if all(
-            a >= GROWS * b * last.devices / last.microbatches
-            for a, b in zip(_less(held, walked[0][1]), held, strict=True)
-        ):
-            grown = [value * share for value in held]
-            peaks, held = [peak + more for peak, more in zip(peaks, _less(grown, held), strict=True)], grown
-        return PipelineRun(makespan, span, busy, tuple(peaks), tuple(held))
+        return tuple(share * value for value in last.busy(tables.duration))
+
+    def _times(self, tables: kernel.Tables, busy: tuple[float, ...], compiled: bool) -> tuple[float, float]:
+        """Makespan and longest span."""
+        timed = [_time(order, tables, compiled) for order in self.orders]
+        if self.exact:
+            return timed[0].makespan, timed[0].span
+        short, long = timed
+        steps = (self.microbatches - self.orders[1].microbatches) / self.orders[1].devices
+        bounds = (a + b + c for a, b, c in zip(long.start, busy, long.tail, strict=True))
+        makespan = max(long.makespan + steps * (long.makespan - short.makespan), *bounds)
+        return makespan, max(long.span + steps * (long.span - short.span), *busy)
+
+    def _peaks(self, memory: DeviceBytes, compiled: bool) -> tuple[list[float], list[float]]:
+        """Most bytes of every device, and what is held at that moment."""
+        table = [*memory.held, *memory.kept, *memory.forward, *memory.backward, *memory.weight, *memory.fused]
+        walked = [_peaks(order, table, compiled) for order in self.orders]
+        peaks, held = walked[-1]
+        last = self.orders[-1]
+        more = _less(held, walked[0][1])
+        if not all(a >= GROWS * b * last.devices / last.microbatches > 0 for a, b in zip(more, held, strict=True)):
+            return peaks, held
+        grown = [value * self.microbatches / last.microbatches for value in held]
+        return [peak + extra for peak, extra in zip(peaks, _less(grown, held), strict=True)], grown
 
 
 def _less(a: Sequence[float], b: Sequence[float]) -> list[float]:

@@ -27,7 +27,6 @@ from autotune.cost.pipeline import (
 from autotune.cost.work import PassWork, StageWork, embedding_work, head_work, layer_work
 from autotune.schedules import registry
 from autotune.schedules.costs import PassCosts
-from autotune.schedules.placement import make_placement
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan
@@ -57,9 +56,9 @@ class Breakdown:
     Attributes:
         compute_s: kernels of the passes.
         tp_s: tensor-parallel collectives.
-        pp_s: messages the device waits for while it sends them.
+        pp_s: what the step would save if messages between pipeline devices took no time.
         overhead_s: the machine's fixed loss on every visit of a microbatch to a stage.
-        bubble_s: waiting for other pipeline devices and for messages under way.
+        bubble_s: waiting for the passes of other pipeline devices.
         dp_s: gradient reduction and parameter gathering.
         optimizer_s: optimizer step.
     """
@@ -182,11 +181,10 @@ class Predictor:
         message = self._message_s(plan)
         if passes is not None:
             stages, message = _scaled(stages, plan.pp, passes), passes.message_s
-        placement = make_placement(registry.find(plan.schedule).placement, plan.pp, plan.stages_per_device)
-        costs, extras = self._pass_costs(plan, stages, placement, message)
+        costs = self._pass_costs(stages, message)
         lines = self._pipeline(plan, costs, exact)
         run = self._run(lines, costs, stages)
-        return self._assemble(plan, lines, stages, costs, extras, run)
+        return self._assemble(plan, lines, stages, costs, run)
 
     def _pipeline(self, plan: Plan, costs: PassCosts, exact: bool) -> Pipeline:
         ratios = Ratios.of(costs) if self.assumptions.adapts_schedules and adapts(plan.schedule) else None
@@ -304,33 +302,17 @@ class Predictor:
             return outside if crossings.pop() else inside
         return tuple(tuple(outside if layout.crosses(a, b) else inside for b in range(p)) for a in range(p))
 
-    def _pass_costs(
-        self,
-        plan: Plan,
-        stages: list[_StageCost],
-        placement: tuple[int, ...],
-        message: float | tuple[tuple[float, ...], ...],
-    ) -> tuple[PassCosts, list[tuple[float, float]]]:
-        """Costs of the schedule's passes, and of every stage (seconds of sending, seconds of overhead) a microbatch."""
-        exposed = self.assumptions.exposed_messages and plan.pp > 1 and not registry.find(plan.schedule).split_backward
-        overhead = self.machine.visit_s
-        forward, backward, extras = [], [], []
-        for stage, cost in enumerate(stages):
-            sends = [0.0, 0.0]
-            if exposed:
-                sends = [_between(message, placement, stage, neighbour) for neighbour in (stage + 1, stage - 1)]
-            forward.append(cost.forward.total + sends[0] + overhead / 2)
-            backward.append(cost.backward.total + sends[1] + overhead / 2)
-            extras.append((sum(sends), overhead))
-        costs = PassCosts(
-            forward=tuple(forward),
-            backward=tuple(backward),
+    def _pass_costs(self, stages: list[_StageCost], message: float | tuple[tuple[float, ...], ...]) -> PassCosts:
+        """Costs of the schedule's passes; the fixed loss of a stage visit is half in F and half in B."""
+        overhead = self.machine.visit_s / 2
+        return PassCosts(
+            forward=tuple(cost.forward.total + overhead for cost in stages),
+            backward=tuple(cost.backward.total + overhead for cost in stages),
             weight=tuple(cost.weight.total for cost in stages),
-            hop=0.0 if exposed else message,
+            hop=message,
             activation=tuple(cost.memory.held for cost in stages),
             kept=tuple(cost.memory.kept for cost in stages),
         )
-        return costs, extras
 
     # -- the whole step
 
@@ -340,7 +322,6 @@ class Predictor:
         lines: Pipeline,
         stages: list[_StageCost],
         costs: PassCosts,
-        extras: list[tuple[float, float]],
         run: PipelineRun,
     ) -> Prediction:
         on_device: list[list[int]] = [[] for _ in range(plan.pp)]
@@ -358,13 +339,16 @@ class Predictor:
         held = on_device[busiest]
         m = plan.microbatches
         pipeline_s = run.span_s if assumptions.rolling_steps else run.makespan_s
+        at_once_s = run.instant_span_s if assumptions.rolling_steps else run.instant_makespan_s
+        # Orders are made for given latencies; without any, a device's own work still bounds the step.
+        messages_s = max(0.0, pipeline_s - max(at_once_s, run.busy_s[busiest]))
         parts = [part for s in held for part in (stages[s].forward, stages[s].backward, stages[s].weight)]
         breakdown = Breakdown(
             compute_s=m * sum(part.compute for part in parts),
             tp_s=m * sum(part.tp for part in parts),
-            pp_s=m * sum(extras[s][0] for s in held),
-            overhead_s=m * sum(extras[s][1] for s in held),
-            bubble_s=pipeline_s - run.busy_s[busiest],
+            pp_s=messages_s,
+            overhead_s=m * len(held) * self.machine.visit_s,
+            bubble_s=pipeline_s - run.busy_s[busiest] - messages_s,
             dp_s=dp_s,
             optimizer_s=optimizer_s,
         )
@@ -419,15 +403,6 @@ def _scaled(stages: list[_StageCost], devices: int, passes: MeanPasses) -> list[
         for kind, measured in kinds.items()
     }
     return [replace(stage, **{kind: getattr(stage, kind).times(factor[kind]) for kind in kinds}) for stage in stages]
-
-
-def _between(
-    message: float | tuple[tuple[float, ...], ...], placement: tuple[int, ...], stage: int, neighbour: int
-) -> float:
-    """Seconds of the message from a stage to its neighbour; 0 at the model's ends and on one device."""
-    if not 0 <= neighbour < len(placement) or placement[stage] == placement[neighbour]:
-        return 0.0
-    return message[placement[stage]][placement[neighbour]] if isinstance(message, tuple) else message
 
 
 @lru_cache(maxsize=16)
