@@ -57,6 +57,13 @@ class Starter(StrEnum):
     none = "none"
 
 
+class Isolation(StrEnum):
+    """How long ranks live."""
+
+    pool = "pool"
+    trial = "trial"
+
+
 class ExportTarget(StrEnum):
     """What runs the exported plan."""
 
@@ -122,6 +129,13 @@ def search(
         Starter,
         typer.Option(help="torchrun starts the worker once per rank; none starts it once and it starts its ranks."),
     ] = Starter.torchrun,
+    isolation: Annotated[
+        Isolation,
+        typer.Option(
+            help="pool keeps ranks from trial to trial as long as all goes well; trial starts new ones for each. "
+            "A worker given by --worker always gets new ones."
+        ),
+    ] = Isolation.pool,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every legal plan and what the rules refuse; run nothing.")
     ] = False,
@@ -138,7 +152,7 @@ def search(
     if dry_run:
         _print_dry_run(loaded, as_json)
         return
-    from autotune.profiling.launcher import DEFAULT_WORKER, parse_worker
+    from autotune.profiling.command import DEFAULT_WORKER, parse_worker
     from autotune.search.search import SearchOptions
 
     options = SearchOptions(
@@ -152,6 +166,7 @@ def search(
         resume=resume,
         fresh=fresh,
         worker=DEFAULT_WORKER if worker is None else parse_worker(worker, launcher.value),
+        isolation=isolation.value,
     )
     _run_search(loaded, options, as_json)
 

@@ -14,7 +14,19 @@ LAYERS = ({"search", "export", "report"}, {"profiling"}, {"results"}, {"cost"}, 
 LIGHT = ("schedules", "space", "cost")
 HEAVY = ("torch", "optuna", "pandas")
 # Parts of `profiling` that run in the tuner, which never loads torch.
-TUNER_SIDE = ("launcher", "supervisor", "process_tree", "rank_entry", "protocol", "assess", "virtual_clock", "cores")
+TUNER_SIDE = (
+    "command",
+    "launcher",
+    "pool",
+    "supervised",
+    "supervisor",
+    "process_tree",
+    "rank_entry",
+    "protocol",
+    "assess",
+    "virtual_clock",
+    "cores",
+)
 
 
 def imports(path: Path, typing_too: bool = True) -> Iterator[tuple[str, int]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 from autotune.schedules.schedule import Schedule
@@ -134,6 +137,13 @@ class RankReport:
     def to_dict(self) -> dict:
         """Plain JSON values; `from_dict` reads them back."""
         return asdict(self) | {"version": PROTOCOL_VERSION}
+
+    def write(self, folder: Path) -> None:
+        """Write `folder/rank-N.json`, whole or not at all."""
+        path = folder / f"rank-{self.rank}.json"
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(self.to_dict()), encoding="utf-8")
+        os.replace(temporary, path)
 
     @classmethod
     def from_dict(cls, values: dict) -> RankReport:

@@ -2,7 +2,8 @@
 
 Run as `python -m autotune.profiling.supervisor SPEC` with SPEC the JSON of `LaunchSpec`. Its standard input is its
 lifeline: the tuner holds the other end, so the kernel closes it when the tuner dies, even by SIGKILL, and the
-supervisor ends the tree. It prints one JSON line, the `Ending`, when everything it started is gone.
+supervisor ends the tree. A line on it, a number, is a new time limit in seconds from now. It prints one JSON line, the
+`Ending`, when everything it started is gone.
 """
 
 from __future__ import annotations
@@ -102,15 +103,19 @@ def supervise(spec: LaunchSpec) -> Ending:
         except OSError as error:
             message = f"cannot start {spec.command[0]!r}: {error.strerror}"
             return Ending("launcher", None, None, started_at, time.monotonic() - started, 0, message)
+    deadline = started + spec.time_limit_s
     first_failure: float | None = None
     while True:
         if (status := reap().get(child.pid)) is not None:
             break
         now = time.monotonic()
-        if stopped or _lifeline_cut(_POLL_S):
+        lines = _lifeline(_POLL_S)
+        if stopped or lines is None:
             kind = "stopped"
             break
-        if now - started > spec.time_limit_s:
+        if lines:
+            deadline = now + float(lines[-1])
+        if now > deadline:
             kind = "timeout"
             break
         if first_failure is None and _a_rank_failed(spec.folder):
@@ -131,10 +136,13 @@ def supervise(spec: LaunchSpec) -> Ending:
     )
 
 
-def _lifeline_cut(wait_s: float) -> bool:
-    """Whether the tuner closed the other end of standard input, or sent a byte: both mean stop."""
+def _lifeline(wait_s: float) -> list[bytes] | None:
+    """Lines that the tuner wrote to standard input; None once it has closed the other end, by will or by its death."""
     readable, _, _ = select.select([0], [], [], wait_s)
-    return bool(readable)
+    if not readable:
+        return []
+    # A line is far shorter than what a pipe writes in one piece, so none arrives in parts.
+    return os.read(0, 4096).splitlines() or None
 
 
 def _a_rank_failed(folder: str) -> bool:

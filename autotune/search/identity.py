@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from autotune.profiling.launcher import WorkerCommand
+from autotune.profiling.command import WorkerCommand
 from autotune.space.space import Space
 
 __all__ = ["differences", "identity"]

@@ -11,15 +11,12 @@ from typing import Literal
 
 from autotune.errors import UserError
 from autotune.profiling.assess import assess
-from autotune.profiling.launcher import (
-    DEFAULT_WORKER,
-    WorkerCommand,
-    end_leftovers,
-    launch,
-    owner_mark,
-    trial_folder,
-)
+from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand
+from autotune.profiling.launcher import launch, trial_folder
+from autotune.profiling.pool import RankPool
 from autotune.profiling.protocol import TrialRequest
+from autotune.profiling.supervised import end_leftovers, owner_mark
+from autotune.profiling.supervisor import Ending
 from autotune.results.columns import Row
 from autotune.results.compare import compare
 from autotune.results.measurement import TrialOutcome
@@ -37,9 +34,10 @@ from autotune.search.store import Finished, Store, open_store, sqlite_url
 from autotune.space.plan import Plan
 from autotune.space.space import Space
 
-__all__ = ["Ended", "SearchOptions", "SearchResult", "search"]
+__all__ = ["Ended", "Isolation", "SearchOptions", "SearchResult", "search"]
 
 Ended = Literal["complete", "trials", "timeout", "interrupted"]
+Isolation = Literal["pool", "trial"]
 
 # The table is rewritten after every trial unless that would take more than a twentieth of the time.
 _WRITE_SHARE = 20
@@ -54,6 +52,7 @@ class SearchOptions:
         timeout_s: after this much time spent in trials, earlier runs included, none is begun; None for no limit.
         trial_timeout_s: wall-clock limit of one trial; None takes the space's.
         storage: database URL; None for study.db in the study's folder.
+        isolation: `pool` keeps ranks from trial to trial if the worker can serve, `trial` starts new ones each time.
         resume: go on with the study in `folder`; fresh: delete it first. Neither: it must not exist.
     """
 
@@ -67,6 +66,7 @@ class SearchOptions:
     resume: bool = False
     fresh: bool = False
     worker: WorkerCommand = DEFAULT_WORKER
+    isolation: Isolation = "pool"
 
     def __post_init__(self) -> None:
         if self.resume and self.fresh:
@@ -156,6 +156,7 @@ class _Search:
     finished: list[Finished] = field(default_factory=list)
     rows: dict[str, Row] = field(default_factory=dict)
     next_write: float = 0.0
+    pool: RankPool | None = None
 
     def run(self) -> SearchResult:
         if leftovers := end_leftovers(self.store.study_id):
@@ -180,6 +181,8 @@ class _Search:
                     break
                 self._write(refused, throttled=True)
         finally:
+            if self.pool is not None:
+                self.pool.close()
             # Also when the database fails or Ctrl-C is hit twice: what is known goes into the table.
             self._write(refused)
         return SearchResult(ended, self._table(refused), len(self.plans))
@@ -245,9 +248,16 @@ class _Search:
         )
         limit_s = self.options.trial_timeout_s or self.space.trial.timeout_s
         where = trial_folder(self.folder.logs, number)
-        owner = owner_mark(self.store.study_id)
-        ending = launch(request, self.options.worker, where, limit_s, owner, lambda: bool(self.interrupt))
+        ending = self._launch(request, where, limit_s)
         return None if ending.kind == "stopped" else assess(request, ending, where)
+
+    def _launch(self, request: TrialRequest, folder: Path, limit_s: float) -> Ending:
+        worker, owner = self.options.worker, owner_mark(self.store.study_id)
+        if self.options.isolation == "trial" or worker.serve_argv is None:
+            return launch(request, worker, folder, limit_s, owner, lambda: bool(self.interrupt))
+        if self.pool is None:
+            self.pool = RankPool(worker, self.folder.logs, owner)
+        return self.pool.run(request, folder, limit_s, lambda: bool(self.interrupt))
 
     def _remember(self, finished: Finished) -> Row:
         row = self._row(finished)

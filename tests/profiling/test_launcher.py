@@ -16,16 +16,11 @@ import psutil
 import pytest
 
 from autotune.errors import UserError
-from autotune.profiling.launcher import (
-    DEFAULT_WORKER,
-    WorkerCommand,
-    end_leftovers,
-    launch,
-    owner_mark,
-    parse_worker,
-)
+from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand, parse_worker
+from autotune.profiling.launcher import launch
 from autotune.profiling.process_tree import MARKER
 from autotune.profiling.protocol import RankReport, TrialRequest
+from autotune.profiling.supervised import end_leftovers, owner_mark
 from autotune.schedules import registry
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.model import ModelSpec

@@ -147,7 +147,7 @@ def test_nothing_feasible_is_exit_code_1_with_the_closest_plan_and_a_whole_table
 
 
 def test_broken_schedule_is_refused_before_any_process_starts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.profiling.launcher import DEFAULT_WORKER
+    from autotune.profiling.command import DEFAULT_WORKER
     from autotune.schedules import registry
     from autotune.schedules.schedule import Schedule
     from autotune.search import search as module
