@@ -27,4 +27,6 @@ def run_ranks(world: int, script: Path, *arguments: str, timeout_s: float = 300.
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         raise AssertionError(f"{script.name} on {world} ranks took over {timeout_s} s:\n{output[-4000:]}") from None
-    assert process.returncode == 0, f"{script.name} on {world} ranks failed:\n{output[-6000:]}"
+    # The ranks' own tracebacks, not the launcher's.
+    told = "\n".join(line for line in output.splitlines() if line.startswith("[rank")) or output
+    assert process.returncode == 0, f"{script.name} on {world} ranks failed:\n{told[-6000:]}"
