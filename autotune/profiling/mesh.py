@@ -50,6 +50,11 @@ class MeshCache:
     _meshes: dict[tuple[int, int, int], PlanMesh] = field(default_factory=dict)
     _pairs: dict[tuple[int, int, int, int, int], dist.ProcessGroup | None] = field(default_factory=dict)
 
+    @property
+    def ranks(self) -> int | None:
+        """Ranks that every mesh must have; None when any number will do."""
+        return dist.get_world_size()
+
     def get(self, pp: int, dp: int, tp: int) -> PlanMesh:
         """The mesh of these degrees. Every rank must ask for the same meshes in the same order."""
         key = (pp, dp, tp)

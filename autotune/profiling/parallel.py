@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,10 +140,14 @@ def build_device_model(
     mesh: PlanMesh,
     meshes: MeshCache,
     device: torch.device,
+    fill: Callable[[nn.Module, ModelSpec, int], None] = initialise,
 ) -> DeviceModel:
     """Build, initialise and shard the stages that `placement` gives to this rank. Collective over all ranks.
 
     Stages are created without storage, cut by tensor parallelism, and only then allocated and initialised.
+
+    Args:
+        fill: gives the parameters of a stage their initial values, from the model and the seed.
     """
     store = WeightGradStore()
     tokens = plan.microbatches * plan.micro_batch_size * spec.sequence_length
@@ -162,7 +166,7 @@ def build_device_model(
         if plan.tp > 1:
             _shard_over_tensor(stage, mesh.mesh["tp"])
         stage.to_empty(device=device)
-        initialise(stage, spec, training.seed)
+        fill(stage, spec, training.seed)
         stages[index] = stage
     module = DeviceStages(stages)
     tied_copy = _tie_embeddings(module, spec, placement, mesh, meshes)

@@ -27,10 +27,36 @@ from autotune.schedules.costs import PassCosts
 from autotune.schedules.simulate import simulate
 from autotune.space.cluster import Link
 
-__all__ = ["ReplayedStep", "pick_clock", "replay"]
+__all__ = ["ReplayedStep", "StepParts", "pick_clock", "replay"]
 
 PassSeconds = dict[tuple[str, int], float]
 """Seconds of the passes of one step by (kind, stage)."""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Where the step of the device that ends last goes; the parts sum to the step time.
+
+    Attributes:
+        device: that pipeline device.
+        compute_s: its passes, without the tp collectives that the virtual clock adds to them.
+        tp_s: those collectives.
+        waiting_s: until its last pass has ended, for other devices and messages.
+        reduction_s: gradient reductions over dp and of tied embeddings.
+        outside_s: its CPU time outside the passes.
+    """
+
+    device: int
+    compute_s: float
+    tp_s: float
+    waiting_s: float
+    reduction_s: float
+    outside_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The step time."""
+        return self.compute_s + self.tp_s + self.waiting_s + self.reduction_s + self.outside_s
 
 
 @dataclass(frozen=True)
@@ -40,10 +66,12 @@ class ReplayedStep:
     Attributes:
         step_time_s: passes, messages, reductions and optimizer; the slowest device's.
         bubble_rate: 1 - work of the busiest device / makespan of the passes.
+        parts: where the time of that device goes.
     """
 
     step_time_s: float
     bubble_rate: float
+    parts: StepParts
 
 
 def pick_clock(device: str, ranks: int, cores: float, reports: Sequence[RankReport]) -> Clock:
@@ -70,12 +98,20 @@ def replay(request: TrialRequest, reports: Sequence[RankReport], clock: Clock) -
         seconds = _slowest(reports, step, clock)
         seconds = {key: value + inside_s.get(key, 0.0) for key, value in seconds.items()}
         timeline = simulate(request.schedule, _costs(request, seconds, network))
-        ends = [times[-1] for times in timeline.end]
-        last = max(
-            end + reduction + _outside_passes_s(request, reports, device, step)
-            for device, (end, reduction) in enumerate(zip(ends, finish_s, strict=True))
-        )
-        steps.append(ReplayedStep(last, timeline.bubble_rate))
+        tp_s = [sum(inside_s.get((p.kind, p.stage), 0.0) for p in order) for order in request.schedule.order]
+        parts = [
+            StepParts(
+                device=device,
+                compute_s=timeline.work[device] - tp_s[device],
+                tp_s=tp_s[device],
+                waiting_s=timeline.end[device][-1] - timeline.work[device],
+                reduction_s=finish_s[device],
+                outside_s=_outside_passes_s(request, reports, device, step),
+            )
+            for device in range(request.plan.pp)
+        ]
+        last = max(parts, key=lambda part: part.total_s)
+        steps.append(ReplayedStep(last.total_s, timeline.bubble_rate, last))
     return tuple(steps)
 
 

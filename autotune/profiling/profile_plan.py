@@ -1,0 +1,297 @@
+"""The `profile` fidelity: a plan's step time and memory from its stages, each measured once on one device. No torch.
+
+Every rank's report is put together from the profiles of its stages and replayed by the virtual clock, the same code
+that replays the reports of a run. So a profile and a run differ in how passes were timed, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import cast
+
+from autotune.cost.assumptions import element_bytes
+from autotune.cost.memory import DeviceMemory, memory_refusal
+from autotune.cost.predict import Breakdown
+from autotune.profiling.profile_cache import ProfileCache, hardware
+from autotune.profiling.profile_memory import WalkedPeak, walk
+from autotune.profiling.profile_records import (
+    DEPTHS,
+    DeviceFigures,
+    DeviceKey,
+    Ends,
+    PassesKey,
+    StageFigures,
+    StageKind,
+    device_at,
+    stage_at,
+)
+from autotune.profiling.protocol import PassTime, RankReport, TrialRequest
+from autotune.profiling.stage_profiler import ProfileError, StageProfiler
+from autotune.profiling.virtual_clock import StepParts, replay
+from autotune.results.measurement import Measurement, TrialOutcome
+from autotune.schedules.lowering import lower
+from autotune.space.model import ModelSpec
+from autotune.space.plan import Plan
+from autotune.space.training import DType
+
+__all__ = ["MEMORY_ERROR", "PlanProfiler", "Profile", "profile_outcome", "wanted_keys"]
+
+MEMORY_ERROR = 0.05
+"""Largest relative error of the peak memory against runs (`benchmarks/prediction_accuracy.py` prints it)."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a plan is expected to take, from its measured stages.
+
+    Attributes:
+        measurement: `clock` is `virtual`; peaks are those of all ranks, as a run reports them.
+        breakdown: where the step of the device that ends last goes; waiting for messages counts as bubble.
+        memory: of every pipeline device at its peak (its tp and dp ranks are alike).
+    """
+
+    plan: Plan
+    measurement: Measurement
+    breakdown: Breakdown
+    memory: tuple[DeviceMemory, ...]
+
+    @property
+    def step_time_s(self) -> float:
+        """One optimizer step."""
+        return self.measurement.step_time_s
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Peak of the heaviest device."""
+        return round(max(device.total for device in self.memory))
+
+    def refusal(self, limit_bytes: float | None) -> str | None:
+        """Why the plan can't fit, beyond the error of profiles (`refused (estimate): ...`), or None."""
+        return memory_refusal(self.memory, limit_bytes, MEMORY_ERROR)
+
+
+class PlanProfiler:
+    """Profiles plans of one model, measuring each distinct stage once.
+
+    Args:
+        device: the cluster's device name: the local machine must be one.
+        cache: None: the user's own (`autotune.profiling.profile_cache.default_cache_folder`).
+    """
+
+    def __init__(self, model: ModelSpec, dtype: DType, device: str, cache: ProfileCache | None = None) -> None:
+        self.stages = StageProfiler(model, dtype, device, cache)
+
+    def __enter__(self) -> PlanProfiler:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the measuring process, if one runs."""
+        self.stages.close()
+
+    def profile(self, request: TrialRequest) -> Profile:
+        """The profile of a plan under its schedule.
+
+        Raises:
+            ProfileError: a stage could not be measured.
+            UserError: the schedule deadlocks, or the cache can't be written.
+        """
+        figures = self._stage_figures(request)
+        devices = [self._device_figures(request, device) for device in range(request.plan.pp)]
+        memory = _memory(request, figures, devices)
+        width = request.plan.dp * request.plan.tp
+        reports = [
+            _report(request, device * width + k, device, figures, devices[device], memory[device])
+            for device in range(request.plan.pp)
+            for k in range(width)
+        ]
+        step = replay(replace(request, measured_steps=1), reports, "virtual")[0]
+        measurement = Measurement(
+            clock="virtual",
+            step_time_s=step.step_time_s,
+            step_time_min_s=step.step_time_s,
+            step_time_max_s=step.step_time_s,
+            step_time_std_s=0.0,
+            step_time_wall_s=step.step_time_s,
+            peak_memory_bytes_per_rank=tuple(round(memory[rank // width].total) for rank in range(len(reports))),
+            bubble_rate=step.bubble_rate,
+            loss=None,
+            torch=_torch_version(),
+            device=hardware(self.stages.device),
+        )
+        return Profile(request.plan, measurement, _breakdown(step.parts, devices), memory)
+
+    def _stage_figures(self, request: TrialRequest) -> dict[int, StageFigures]:
+        plan = request.plan
+        found: dict[int, StageFigures] = {}
+        for stage in range(plan.stages):
+            layers, kind = plan.layer_split[stage], _stage_kind(stage, plan.stages)
+            parts = []
+            for split in _splits(request, stage):
+                depths = {key.layers: self.stages.passes(key)[kind] for key in _passes_keys(request, layers, split)}
+                parts.append(stage_at(layers, depths))
+            # A stage with passes of both kinds holds as much until its B as a fused one until its BW.
+            found[stage] = replace(parts[-1], passes={k: f for part in parts for k, f in part.passes.items()})
+        return found
+
+    def _device_figures(self, request: TrialRequest, device: int) -> DeviceFigures:
+        layers, keys = _device_keys(request, device)
+        return device_at(layers, {key.layers: self.stages.device_figures(key) for key in keys})
+
+
+def wanted_keys(requests: Iterable[TrialRequest]) -> list[PassesKey | DeviceKey]:
+    """Everything that profiling these plans measures, each once."""
+    found: dict[PassesKey | DeviceKey, None] = {}
+    for request in requests:
+        plan = request.plan
+        for stage in range(plan.stages):
+            for split in _splits(request, stage):
+                found |= dict.fromkeys(_passes_keys(request, plan.layer_split[stage], split))
+        for device in range(plan.pp):
+            found |= dict.fromkeys(_device_keys(request, device)[1])
+    return list(found)
+
+
+def profile_outcome(profiler: PlanProfiler, request: TrialRequest) -> tuple[TrialOutcome, Profile | None]:
+    """The outcome of a trial of fidelity `profile`, for its row, and the profile behind it.
+
+    `predicted`, or `refused` with the reason when the plan would exceed its memory by more than the error of profiles;
+    `oom`, `timeout` or `failed` when a stage could not be measured.
+    """
+    began = time.time()
+    started = datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds")
+    try:
+        profile = profiler.profile(request)
+    except ProfileError as error:
+        return TrialOutcome(error.state, f"profiling a stage: {error}", None, started, time.time() - began), None
+    refusal = profile.refusal(request.cluster.memory_limit_bytes)
+    if refusal is not None:
+        return TrialOutcome("refused", refusal, None, started, time.time() - began), profile
+    reason = "stages measured on one device, schedule simulated"
+    return TrialOutcome("predicted", reason, profile.measurement, started, time.time() - began), profile
+
+
+def _stage_kind(stage: int, stages: int) -> StageKind:
+    if stages == 1:
+        return "whole"
+    return "first" if stage == 0 else "last" if stage == stages - 1 else "middle"
+
+
+def _splits(request: TrialRequest, stage: int) -> list[bool]:
+    """Whether the schedule runs a stage's backward fused (False), split (True) or both."""
+    device = request.schedule.placement[stage]
+    kinds = {item.kind for item in request.schedule.order[device] if item.stage == stage}
+    return [split for split, kind in ((False, "BW"), (True, "B")) if kind in kinds]
+
+
+def _passes_keys(request: TrialRequest, layers: int, split: bool) -> list[PassesKey]:
+    plan = request.plan
+    sharded = plan.dp > 1 or request.training.dtype != "float32"
+    whole = plan.stages == 1
+    return [
+        PassesKey(plan.tp, sharded, plan.micro_batch_size, plan.recompute, split, whole, depth)
+        for depth in _depths(layers)
+    ]
+
+
+def _device_keys(request: TrialRequest, device: int) -> tuple[int, list[DeviceKey]]:
+    """Layers of a device, and the measurements that its figures follow from."""
+    plan, stages = request.plan, request.schedule.device_stages(device)
+    layers = sum(plan.layer_split[stage] for stage in stages)
+    first, last = 0 in stages, plan.stages - 1 in stages
+    ends = cast(Ends, "both" if first and last else "first" if first else "last" if last else "middle")
+    return layers, [DeviceKey(plan.tp, plan.dp, ends, depth) for depth in _depths(layers)]
+
+
+def _depths(layers: int) -> tuple[int, ...]:
+    return (layers,) if layers in DEPTHS else DEPTHS
+
+
+def _boundary_bytes(request: TrialRequest) -> float:
+    plan, model = request.plan, request.model
+    tokens = plan.micro_batch_size * (model.sequence_length // plan.tp)
+    return tokens * model.hidden * element_bytes(request.training.dtype)
+
+
+def _memory(
+    request: TrialRequest, figures: Mapping[int, StageFigures], devices: list[DeviceFigures]
+) -> tuple[DeviceMemory, ...]:
+    boundary, last_stage = _boundary_bytes(request), request.plan.stages - 1
+    return tuple(
+        _device_memory(held, walk(actions, figures, boundary, last_stage))
+        for held, actions in zip(devices, lower(request.schedule), strict=True)
+    )
+
+
+def _device_memory(held: DeviceFigures, worst: WalkedPeak) -> DeviceMemory:
+    """The peak of a device: while its passes run, or while its gradients are reduced and its optimizer steps."""
+    activations, boundary, temporary = worst.held_bytes, worst.boundary_bytes, worst.temporary_bytes
+    if held.outside_peak_bytes > held.lasting_bytes + worst.total_bytes:
+        activations, boundary, temporary = 0.0, 0.0, held.outside_peak_bytes - held.lasting_bytes
+    return DeviceMemory(
+        parameters=held.parameter_bytes,
+        gradients=held.gradient_bytes,
+        optimizer=held.optimizer_bytes,
+        activations=activations,
+        temporary=temporary,
+        buffers=boundary,
+    )
+
+
+def _report(
+    request: TrialRequest,
+    rank: int,
+    device: int,
+    figures: Mapping[int, StageFigures],
+    held: DeviceFigures,
+    memory: DeviceMemory,
+) -> RankReport:
+    """What a rank of this pipeline device would report."""
+    runs = Counter((item.kind, item.stage) for item in request.schedule.order[device])
+    passes = {key: figures[key[1]].passes[key[0]] for key in runs}
+    sent = {
+        "tp": held.tp_bytes + sum(passes[key].tp_bytes * count for key, count in runs.items()),
+        "dp": held.dp_bytes,
+        "tied": held.tied_bytes,
+    }
+    calls = {
+        "tp": held.tp_calls + sum(passes[key].tp_calls * count for key, count in runs.items()),
+        "dp": held.dp_calls,
+        "tied": held.tied_calls,
+    }
+    return RankReport(
+        rank=rank,
+        state="ok",
+        passes=(tuple(PassTime(kind, stage, p.seconds, p.seconds) for (kind, stage), p in passes.items()),),
+        optimizer_cpu_s=(held.outside_s,),
+        collective_bytes={axis: round(size) for axis, size in sent.items()},
+        collective_calls={axis: round(count) for axis, count in calls.items()},
+        peak_memory_bytes=round(memory.total),
+        parameters=round(held.parameters),
+    )
+
+
+def _breakdown(parts: StepParts, devices: list[DeviceFigures]) -> Breakdown:
+    """The parts of the step, named as predictions name them; clearing and copying gradients counts as dp."""
+    optimizer_s = min(devices[parts.device].optimizer_s, parts.outside_s)
+    return Breakdown(
+        compute_s=parts.compute_s,
+        tp_s=parts.tp_s,
+        pp_s=0.0,
+        overhead_s=0.0,
+        bubble_s=parts.waiting_s,
+        dp_s=parts.reduction_s + parts.outside_s - optimizer_s,
+        optimizer_s=optimizer_s,
+    )
+
+
+def _torch_version() -> str:
+    from importlib import metadata
+
+    return metadata.version("torch")

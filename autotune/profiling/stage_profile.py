@@ -1,0 +1,348 @@
+"""Times and meters stages in this process alone: the worker's own model, executor and optimizer in a `SoloWorld`.
+
+A first, a middle and a last stage lie on one device, so the executor hands tensors over without a message. Every
+microbatch goes forward through all three; the backward of the one before and the weight gradients of the one before
+that follow, so passes meet the caches and the allocator as they do in a pipeline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from autotune.profiling.device import Device, Seconds
+from autotune.profiling.meters import CollectiveCounter, StorageMeter
+from autotune.profiling.profile_records import (
+    DeviceFigures,
+    DeviceKey,
+    PassesKey,
+    PassFigures,
+    StageFigures,
+    StageKind,
+)
+from autotune.profiling.protocol import TrialRequest
+from autotune.profiling.solo_world import SoloWorld
+from autotune.profiling.training import Training
+from autotune.profiling.weight_grad import local_tensor
+from autotune.schedules.schedule import Pass, PassKind, Schedule
+from autotune.space.cluster import ClusterSpec, Link
+from autotune.space.model import ModelSpec
+from autotune.space.plan import Plan
+from autotune.space.training import DType, TrainingSpec
+
+__all__ = ["measure_device", "measure_passes"]
+
+MICROBATCHES = 8
+LEAST_STEPS = 3
+MOST_STEPS = 20
+ENOUGH_S = 1.0
+"""Steps are repeated until they took this long."""
+DEVICE_STEPS = 7
+# Where the rank under test (device 0) stands among two pipeline devices, by what its stages hold.
+PLACEMENTS = {"both": (0,), "first": (0, 1), "middle": (1, 0, 1), "last": (1, 0)}
+
+
+def measure_passes(
+    key: PassesKey, model: ModelSpec, dtype: DType, device: Device, world: SoloWorld
+) -> dict[StageKind, StageFigures]:
+    """Figures of the stages that `key` describes: a first, a middle and a last one, or the whole model.
+
+    Raises:
+        torch.OutOfMemoryError: the stages don't fit on the device (RuntimeError on CPU).
+    """
+    kinds: tuple[StageKind, ...] = ("whole",) if key.whole else ("first", "middle", "last")
+    dp = 2 if key.sharded else 1
+    schedule = _stream(len(kinds), key.split)
+    plan = Plan(
+        pp=1,
+        tp=key.tp,
+        dp=dp,
+        micro_batch_size=key.micro_batch_size,
+        microbatches=MICROBATCHES,
+        schedule=schedule.name,
+        stages_per_device=len(kinds),
+        layer_split=(key.layers,) * len(kinds),
+        recompute=key.recompute,
+    )
+    training = Training(_request(plan, schedule, model, dtype), device, world, _fill)
+    samples, hand_over_s = _timed(training)
+    metered = _metered(training)
+    passes: dict[int, dict[str, PassFigures]] = defaultdict(dict)
+    for (kind, stage), seconds in samples.items():
+        seen = metered[kind, stage]
+        passes[stage][kind] = PassFigures(statistics.median(seconds), seen.peak, seen.tp_bytes, seen.tp_calls)
+    boundary = _boundary_bytes(training)
+    found: dict[StageKind, StageFigures] = {}
+    for stage, name in enumerate(kinds):
+        output = boundary if stage < len(kinds) - 1 else 0
+        held = metered["F", stage].change - output
+        # B lets go of what is held, the input and the output's gradient, and leaves the input's gradient.
+        backward = metered["B" if key.split else "BW", stage].change
+        kept = backward + held + output
+        found[name] = StageFigures(passes[stage], held, kept if key.split else 0, hand_over_s)
+    return found
+
+
+def measure_device(key: DeviceKey, model: ModelSpec, dtype: DType, device: Device, world: SoloWorld) -> DeviceFigures:
+    """Figures of what a rank does outside its passes.
+
+    Raises:
+        torch.OutOfMemoryError: parameters, gradients and optimizer state don't fit (RuntimeError on CPU).
+    """
+    placement = PLACEMENTS[key.ends]
+    stage = placement.index(0)
+    split = tuple(key.layers if holder == 0 else 1 for holder in placement)
+    pp = max(placement) + 1
+    schedule = Schedule("none", 1, placement, tuple(() for _ in range(pp)))
+    plan = Plan(pp, key.tp, key.dp, 1, 1, "none", len(placement), split)
+    training = Training(_request(plan, schedule, model, dtype), device, world, _fill)
+    seconds, optimizer = [], []
+    for index in range(DEVICE_STEPS):
+        _collect()
+        clock = device.pass_clock()
+        clock.start()
+        training.model.prepare_step()
+        clock.stop()
+        _one_microbatch(training, stage)
+        clock.start()
+        training.model.finish_gradients()
+        clock.stop()
+        clock.start()
+        training.optimizer.step()
+        clock.stop()
+        parts = [_own(device, part) for part in clock.read()]
+        if index:  # the first step allocates the optimizer's state
+            seconds.append(sum(parts))
+            optimizer.append(parts[2])
+    return dataclasses.replace(
+        _metered_device(training, stage),
+        outside_s=statistics.median(seconds),
+        optimizer_s=statistics.median(optimizer),
+    )
+
+
+def _stream(stages: int, split: bool) -> Schedule:
+    """One device's passes: microbatch k goes forward, k - 1 backward, and k - 2 gets its weight gradients."""
+    order: list[Pass] = []
+    backward: PassKind = "B" if split else "BW"
+    for k in range(MICROBATCHES + 2):
+        if k < MICROBATCHES:
+            order += [Pass("F", stage, k) for stage in range(stages)]
+        if 1 <= k <= MICROBATCHES:
+            order += [Pass(backward, stage, k - 1) for stage in reversed(range(stages))]
+        if k >= 2 and split:
+            order += [Pass("W", stage, k - 2) for stage in reversed(range(stages))]
+    return Schedule("stream", MICROBATCHES, (0,) * stages, (tuple(order),))
+
+
+def _request(plan: Plan, schedule: Schedule, model: ModelSpec, dtype: DType) -> TrialRequest:
+    link = Link(0.0, 1.0)
+    samples = plan.dp * plan.microbatches * plan.micro_batch_size
+    return TrialRequest(
+        trial=0,
+        plan=plan,
+        schedule=schedule,
+        model=dataclasses.replace(model, layers=sum(plan.layer_split)),
+        cluster=ClusterSpec(1, plan.devices, "cpu", None, link, link),
+        training=TrainingSpec(samples, dtype),
+    )
+
+
+@torch.no_grad()
+def _fill(stage: nn.Module, spec: ModelSpec, seed: int) -> None:
+    """Plausible values in little time: the normal numbers of one block, over and over. Timing needs no other ones."""
+    generator = torch.Generator().manual_seed(seed)
+    block = torch.empty(2**16).normal_(0.0, 0.02, generator=generator)
+    for name, parameter in stage.named_parameters():
+        target = local_tensor(parameter.data).view(-1)
+        if "norm" in name:
+            target.fill_(1.0)
+            continue
+        here = block.to(target.device)
+        for start in range(0, target.numel(), block.numel()):
+            part = target[start : start + block.numel()]
+            part.copy_(here[: part.numel()])
+
+
+def _own(device: Device, seconds: Seconds) -> float:
+    """The clock that counts: CPU time on a CPU, where waiting must not count; the GPU's own on a GPU."""
+    return seconds.cpu_s if device.torch_device.type == "cpu" else seconds.wall_s
+
+
+def _collect() -> None:
+    gc.collect()
+
+
+def _timed(training: Training) -> tuple[dict[tuple[str, int], list[float]], float]:
+    """Seconds of all passes by kind and stage, after a first step that isn't counted, and the time between passes."""
+    samples: dict[tuple[str, int], list[float]] = defaultdict(list)
+    between: list[float] = []
+    spent_s = 0.0
+    for index in range(1 + MOST_STEPS):
+        training.model.prepare_step()
+        _collect()
+        gc.disable()
+        try:
+            training.device.synchronize()
+            begun, cpu = time.perf_counter(), time.thread_time()
+            passes = training.executor.run(training.batch(index)).passes
+            cpu = time.thread_time() - cpu
+        finally:
+            gc.enable()
+        if index == 0:
+            continue
+        spent_s += time.perf_counter() - begun
+        for item, seconds in passes:
+            samples[item.kind, item.stage].append(_own(training.device, seconds))
+        between.append((cpu - sum(seconds.cpu_s for _, seconds in passes)) / len(passes))
+        if index >= LEAST_STEPS and spent_s > ENOUGH_S:
+            break
+    return samples, max(0.0, statistics.median(between))
+
+
+@dataclass
+class _Metered:
+    """One pass as the meters saw it: bytes more held after it than before, the peak, and the tp collectives."""
+
+    change: int = 0
+    peak: int = 0
+    tp_bytes: float = 0.0
+    tp_calls: float = 0.0
+
+
+class _PassMeter(StorageMeter):
+    """A storage meter whose highest mark can be set back."""
+
+    highest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if result is not NotImplemented:
+            self.highest = max(self.highest, self.live_bytes)
+        return result
+
+    def mark(self) -> int:
+        """Bytes held now; the highest mark starts anew from here."""
+        self.highest = self.live_bytes
+        return self.highest
+
+
+def _metered(training: Training) -> dict[tuple[str, int], _Metered]:
+    """Every kind of pass in the middle of a step, when everything that lasts has been made."""
+    counted = MICROBATCHES // 2
+    found: dict[tuple[str, int], _Metered] = {}
+    counter = CollectiveCounter(training.axis_groups())
+    meter = _PassMeter(training.lasting_tensors, training.model.gathered_parameters)
+    state: list[tuple[Pass, int, int, int]] = []
+
+    def around(item: Pass | None) -> None:
+        if item is not None:
+            state.append((item, meter.mark(), counter.bytes_sent.get("tp", 0), counter.calls.get("tp", 0)))
+            return
+        begun, before, sent, calls = state.pop()
+        if begun.microbatch != counted:
+            return
+        highest, after = meter.highest, meter.live_bytes
+        found[begun.kind, begun.stage] = _Metered(
+            change=after - before,
+            peak=max(0, highest - (after if begun.kind == "F" else before)),
+            tp_bytes=counter.bytes_sent.get("tp", 0) - sent,
+            tp_calls=counter.calls.get("tp", 0) - calls,
+        )
+
+    training.model.prepare_step()
+    training.executor.around_pass = around
+    _collect()
+    with meter, counter:
+        training.executor.run(training.batch(0))
+    training.executor.around_pass = None
+    return found
+
+
+def _boundary_bytes(training: Training) -> int:
+    """Bytes of the activation between two stages on this rank."""
+    numbers = 1
+    for size in training.executor.boundary:
+        numbers *= size
+    return numbers * training.model.dtype.itemsize
+
+
+def _one_microbatch(training: Training, stage: int) -> None:
+    """Forward and backward of one microbatch, so that every gradient exists as the passes make it."""
+    batch, executor = training.batch(0), training.executor
+    x: Tensor = batch.inputs(0)
+    if stage > 0:
+        x = torch.zeros(executor.boundary, dtype=training.model.dtype, device=training.device.torch_device)
+        x.requires_grad_()
+    output = executor.module(stage, x, batch.targets(0) if stage == executor.last_stage else None)
+    torch.autograd.backward(output, torch.ones_like(output))
+
+
+def _metered_device(training: Training, stage: int) -> DeviceFigures:
+    """Bytes and collectives of a step with one microbatch; no times."""
+    counter = CollectiveCounter(training.axis_groups())
+    meter = _PassMeter(training.lasting_tensors, training.model.gathered_parameters)
+    sent: dict[str, int] = defaultdict(int)
+    calls: dict[str, int] = defaultdict(int)
+    peaks = []
+
+    def metered(work) -> None:  # type: ignore[no-untyped-def]
+        meter.mark()
+        with counter:
+            work()
+        peaks.append(meter.highest)
+
+    _collect()
+    with meter:
+        metered(training.model.prepare_step)
+        _one_microbatch(training, stage)
+        parameters = _bytes(_parameter_tensors(training))
+        gradients = _bytes(training.lasting_tensors()) - _bytes(_own_parameters(training)) - _optimizer_bytes(training)
+        metered(training.model.finish_gradients)
+        metered(training.optimizer.step)
+    for axis, size in counter.bytes_sent.items():
+        sent[axis], calls[axis] = size, counter.calls[axis]
+    return DeviceFigures(
+        outside_s=0.0,
+        optimizer_s=0.0,
+        parameter_bytes=parameters,
+        gradient_bytes=gradients,
+        optimizer_bytes=_optimizer_bytes(training),
+        outside_peak_bytes=max(peaks),
+        dp_bytes=sent["dp"],
+        dp_calls=calls["dp"],
+        tied_bytes=sent["tied"],
+        tied_calls=calls["tied"],
+        tp_bytes=sent["tp"],
+        tp_calls=calls["tp"],
+        parameters=training.parameters,
+    )
+
+
+def _own_parameters(training: Training) -> list[Tensor]:
+    return [local_tensor(parameter.detach()) for _, parameter in training.model.named_parameters()]
+
+
+def _parameter_tensors(training: Training) -> Iterator[Tensor]:
+    """The rank's own parameters and the copies that data parallelism gathers for the passes."""
+    yield from (local_tensor(parameter) for parameter in training.optimizer._locals)
+    yield from _own_parameters(training)
+    yield from training.model.gathered_parameters()
+
+
+def _optimizer_bytes(training: Training) -> int:
+    return _bytes(training.optimizer.state_tensors())
+
+
+def _bytes(tensors) -> int:  # type: ignore[no-untyped-def]
+    """Bytes of the distinct storages of `tensors`."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in map(local_tensor, tensors)}
+    return sum(storages.values())

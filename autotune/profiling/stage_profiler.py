@@ -1,0 +1,161 @@
+"""Profiles of stages for the tuner: from the cache, else from a process that measures them. Loads no torch itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from autotune.profiling.profile_cache import ProfileCache, fingerprint
+from autotune.profiling.profile_records import DeviceFigures, DeviceKey, PassesKey, StageFigures
+from autotune.space.model import ModelSpec
+from autotune.space.training import DType
+
+__all__ = ["ProfileError", "StageProfiler"]
+
+MEASURE_TIMEOUT_S = 600.0
+
+
+class ProfileError(RuntimeError):
+    """A stage could not be measured; `state` says whether memory was the reason."""
+
+    def __init__(self, state: Literal["oom", "failed", "timeout"], message: str) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+class StageProfiler:
+    """Measures the stages of one model on the local device, each shape once.
+
+    The measuring process is started when the cache lacks something and kept until `close`.
+
+    Args:
+        device: the cluster's device name; `cpu`, or a GPU of this machine.
+        timeout_s: most time one shape may take.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        dtype: DType,
+        device: str,
+        cache: ProfileCache | None = None,
+        timeout_s: float = MEASURE_TIMEOUT_S,
+    ) -> None:
+        self.model, self.dtype, self.device, self.timeout_s = model, dtype, device, timeout_s
+        self.cache = ProfileCache() if cache is None else cache
+        self.measured = 0
+        self._known: dict[PassesKey | DeviceKey, dict[str, Any]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> StageProfiler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the measuring process, if there is one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def passes(self, key: PassesKey) -> dict[str, StageFigures]:
+        """Figures by stage kind: `first`, `middle` and `last`, or `whole`. Raises ProfileError."""
+        return {kind: StageFigures.from_dict(values) for kind, values in self._record("passes", key).items()}
+
+    def device_figures(self, key: DeviceKey) -> DeviceFigures:
+        """Figures of what a rank does outside of passes. Raises ProfileError."""
+        return DeviceFigures(**self._record("device", key))
+
+    def missing(self, keys: Iterable[PassesKey | DeviceKey]) -> list[PassesKey | DeviceKey]:
+        """Those of `keys` that would have to be measured."""
+        return [key for key in dict.fromkeys(keys) if key not in self._known and self._stored(key) is None]
+
+    def _stored(self, key: PassesKey | DeviceKey) -> dict[str, Any] | None:
+        return self.cache.load(self._name(key))
+
+    def _name(self, key: PassesKey | DeviceKey) -> str:
+        identity = {"kind": type(key).__name__, **asdict(key)}
+        return fingerprint(identity, self.model, self.dtype, self.device)
+
+    def _record(self, kind: str, key: PassesKey | DeviceKey) -> dict[str, Any]:
+        found = self._known.get(key)
+        if found is None:
+            found = self._stored(key)
+        if found is None:
+            found = self._ask({"kind": kind, "key": asdict(key)})
+            self.cache.store(self._name(key), found)
+            self.measured += 1
+        self._known[key] = found
+        return found
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        question |= {"model": asdict(self.model), "dtype": self.dtype, "device": self.device}
+        process = self._started()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.flush()
+            line = self._answer(process)
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            self.close()
+            raise ProfileError("failed", f"the profiling process ended with exit code {process.returncode}")
+        answer = json.loads(line)
+        if "record" not in answer:
+            raise ProfileError(answer["state"], answer["error"])
+        return answer["record"]
+
+    def _answer(self, process: subprocess.Popen[bytes]) -> bytes:
+        """The next line of the process; empty when it ended. Raises ProfileError when it takes too long."""
+        assert process.stdout is not None
+        deadline = time.monotonic() + self.timeout_s
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(deadline - time.monotonic()):
+                    self.close()
+                    raise ProfileError("timeout", f"profiling a stage took more than {self.timeout_s:g} s")
+                part = os.read(process.stdout.fileno(), 2**16)
+                if not part:
+                    return b""
+                line += part
+        return line
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            root = str(Path(__file__).resolve().parents[2])
+            paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "autotune.profiling.profile_server"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        return self._process
