@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune import __version__
+from autotune import __version__, cli_predict
+from autotune.cli_schedule import schedule_app
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
@@ -267,7 +268,10 @@ def results(
     show_all: Annotated[bool, typer.Option("--all", help="Also list the plans that the rules refuse.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the table of a study: throughput and peak memory of every plan, and why some have none."""
+    """Print the table of a study.
+
+    Throughput and peak memory of every plan that was run, best first, and why some have none.
+    """
     from autotune.report.tables import make_console, reason_lines, results_table, sort_rows, summary_line
     from autotune.results.table import read_csv
 
@@ -289,8 +293,9 @@ def results(
 
 @app.command(epilog=EPILOG)
 def compare(study: StudyDir, as_json: Json = False) -> None:
-    """Compare the best plan of a study with its best 1F1B plan and its best interleaved one.
+    """Compare the best plan of a study with 1F1B.
 
+    That is its best 1F1B plan, and its best interleaved one beside it: same model, global batch and devices.
     Says plainly when 1F1B is the best, or when the difference is inside the spread of the measured steps.
     """
     from autotune.report.tables import comparison_table, make_console
@@ -318,7 +323,10 @@ def export(
     trial: Annotated[int | None, typer.Option(help="Trial to export. Default: the best plan.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the best plan of a study, or another of its trials, as files that a launcher runs."""
+    """Write a plan as files that a launcher runs.
+
+    Default is the best plan of the study. What a launcher can't express is refused with the reason.
+    """
     from autotune.export.exporter import export_plan
     from autotune.results.rows import plan_of
     from autotune.results.table import read_csv
@@ -336,6 +344,10 @@ def export(
     typer.echo(f"{wanted[0].describe()} for {to.value}:")
     for path in files:
         typer.echo(f"  {path}")
+
+
+app.add_typer(schedule_app)
+cli_predict.mount(app)
 
 
 def _print_json(value: Any) -> None:

@@ -55,7 +55,7 @@ class StudyFolder:
 
     def holds_study(self) -> bool:
         """Whether a study was begun here."""
-        return any(path.exists() for path in (self.database, self.csv, self.space))
+        return self.database.exists() or (self.csv.exists() and self.space.exists())
 
     def create(self) -> None:
         """Make the folder. Raises UserError if that or writing to it is impossible."""
@@ -67,7 +67,9 @@ class StudyFolder:
             raise UserError(f"cannot write to {self.path}: permission denied")
 
     def clear(self) -> None:
-        """Delete the files of a study, and nothing else that may lie here."""
+        """Delete the files of a study, if one was begun here, and nothing else that may lie here."""
+        if not self.holds_study():
+            return
         try:
             for path in (self.database, self.csv, self.parquet, self.best, self.space):
                 path.unlink(missing_ok=True)

@@ -140,6 +140,11 @@ def _refuse_existing(folder: StudyFolder, options: SearchOptions) -> None:
             f"{folder.path} holds a study; --resume goes on with it, --fresh deletes it and starts anew, "
             "--name or --results-dir puts the new one elsewhere"
         )
+    if options.resume and options.storage is None and folder.csv.exists() and not folder.database.exists():
+        raise UserError(
+            f"{folder.csv} is there but {folder.database} is not, so the study can't be continued; "
+            "--storage names its database if it lies elsewhere, --fresh starts anew"
+        )
 
 
 @dataclass

@@ -104,6 +104,23 @@ def test_resume_refuses_a_study_about_something_else_and_names_it(bench: Bench) 
     assert (bench.study / "trials.csv").read_bytes() == before
 
 
+def test_table_without_its_database_is_not_overwritten(bench: Bench) -> None:
+    bench.search("--trials", "1")
+    (bench.study / "study.db").unlink()
+    before = (bench.study / "trials.csv").read_bytes()
+    done = bench.search("--resume")
+    assert done.returncode == 2
+    assert "study.db is not" in done.stderr
+    assert (bench.study / "trials.csv").read_bytes() == before
+
+
+def test_fresh_deletes_nothing_where_no_study_was_begun(bench: Bench) -> None:
+    (bench.study / "logs").mkdir(parents=True)
+    (bench.study / "logs" / "mine.txt").write_text("mine")
+    assert bench.search("--fresh", "--trials", "1").returncode == 0
+    assert (bench.study / "logs" / "mine.txt").read_text() == "mine"
+
+
 def test_resume_of_nothing_begins_the_study(bench: Bench) -> None:
     assert bench.search("--resume", "--trials", "1").returncode == 0
     assert len(bench.launches()) == 1
