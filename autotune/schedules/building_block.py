@@ -10,13 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise, permutations
 from math import ceil
 
 from autotune.schedules.placement import device_stages
 from autotune.schedules.schedule import Pass
 
-__all__ = ["BuildingBlock", "chain_block", "fill_backward_pairs", "fill_weights", "two_part_block", "uniform_block"]
+__all__ = [
+    "BuildingBlock",
+    "chain_block",
+    "fill_backward_pairs",
+    "fill_weights",
+    "two_part_block",
+    "two_part_blocks",
+    "uniform_block",
+]
 
 
 @dataclass(frozen=True)
@@ -192,6 +200,21 @@ def two_part_block(
             return None
     weight = fill_weights(placement, 6, forward, backward)
     return BuildingBlock(tuple(placement), 6, tuple(forward), tuple(backward), weight)
+
+
+def two_part_blocks(placement: Sequence[int]) -> Iterator[BuildingBlock]:
+    """Every distinct adaptive V block that can be repeated: 60 first devices, 15 pairs of hops, p - 1 splits.
+
+    Source: arXiv 2405.15362, appendix A, and the search space of the authors' code.
+    """
+    seen = set()
+    for slots in permutations(range(1, 6), 3):
+        for hops in combinations_with_replacement(range(5, 0, -1), 2):
+            for split in range(1, max(placement) + 1):
+                block = two_part_block(placement, slots, hops, split)
+                if block is not None and block not in seen and not block.problems():
+                    seen.add(block)
+                    yield block
 
 
 def fill_weights(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from math import floor
 
+from autotune.errors import UserError
 from autotune.schedules import kernel
 from autotune.schedules.building_block import BuildingBlock
 from autotune.schedules.placement import device_stages
@@ -41,18 +43,21 @@ class Timetable:
 COMPARED = 3  # ways are compared on at most this many microbatches per device; more repeat the steady state
 
 
-def unroll(block: BuildingBlock, microbatches: int) -> Timetable:
-    """repeat, squeeze and reorder `block` within the memory of its steady state.
+def unroll(block: BuildingBlock, microbatches: int, limits: tuple[int, ...] | None = None) -> Timetable:
+    """repeat, squeeze and reorder `block` within the memory of its steady state, or within `limits`.
 
     There are three ways, and the one with the shortest table is taken, the first one of equals: reordered with every W
     in its place, reordered with W put off, and squeezed alone.
+
+    Args:
+        limits: for every device the most stage activations it may hold, at least those of the steady state.
     """
-    limits = tuple(
+    within = limits or tuple(
         floor(block.steady_peak(device) * len(held)) for device, held in enumerate(device_stages(block.placement))
     )
     ways: tuple[Callable[[Timetable], Timetable], ...] = (
-        lambda tight: reorder(tight, limits),
-        lambda tight: reorder(tight, limits, put_off_weights=True),
+        lambda tight: reorder(tight, within),
+        lambda tight: reorder(tight, within, put_off_weights=True),
         lambda tight: tight,
     )
     sample = squeeze(repeat(block, min(microbatches, COMPARED * block.devices)))
@@ -95,7 +100,16 @@ def reorder(table: Timetable, limits: tuple[int, ...], *, put_off_weights: bool 
         limits: for every device the most stage activations it may hold; at least what `table` holds.
         put_off_weights: give W no place in the order at all: they only fill idle slots or make room for an F. Better
             for few microbatches, which never reach the steady state.
+
+    Raises:
+        UserError: a limit is below what the order of F and B alone holds.
     """
+    for number, (row, limit) in enumerate(zip(table.cells, limits, strict=True)):
+        most = max(accumulate(OUTSTANDING[item.kind] for _, item in row))
+        if most > limit:
+            raise UserError(
+                f"device {number} holds {most} stage activations in this order, more than the limit {limit}"
+            )
     ended = [NEVER] * (2 * len(table.placement) * table.microbatches) + [0]
     rows = [_Device(row, table, limit, put_off_weights) for row, limit in zip(table.cells, limits, strict=True)]
     cells: list[list[tuple[int, Pass]]] = [[] for _ in rows]
@@ -103,13 +117,13 @@ def reorder(table: Timetable, limits: tuple[int, ...], *, put_off_weights: bool 
     slot = 0
     while left:
         # A pass ends after its slot, so no choice of a slot depends on another one.
-        for row, cell in zip(rows, cells, strict=True):
-            if row.free > slot:
+        for device, cell in zip(rows, cells, strict=True):
+            if device.free > slot:
                 continue
-            place = row.choose(slot, ended)
+            place = device.choose(slot, ended)
             if place is not None:
-                cell.append((slot, row.queue[place]))
-                row.take(place, slot, ended)
+                cell.append((slot, device.queue[place]))
+                device.take(place, slot, ended)
                 left -= 1
         slot += 1
     return Timetable(table.placement, table.microbatches, tuple(tuple(cell) for cell in cells))
