@@ -76,6 +76,7 @@ class Executor:
         device: Device,
         boundary: tuple[int, ...],
         dtype: torch.dtype,
+        after_backward: Callable[[], None] = lambda: None,
         around_pass: Callable[[Pass | None], None] | None = None,
     ) -> None:
         """Prepare the device's actions.
@@ -83,6 +84,7 @@ class Executor:
         Args:
             group: the pipeline's ranks, in the order of the schedule's devices; None for one device.
             boundary: shape of the activation between two stages on one rank: (micro-batch, sequence / tp, hidden).
+            after_backward: part of every B and BW pass, once gradients are in the parameters.
             around_pass: told each pass before it runs, and None after it (meters); must be cheap or absent in timed
                 steps.
 
@@ -93,7 +95,7 @@ class Executor:
         self.last_stage, self.placement, self.here = schedule.stages - 1, schedule.placement, device_index
         self.module, self.store, self.group, self.device = module, store, group, device
         self.boundary, self.dtype = boundary, dtype
-        self.around_pass = around_pass
+        self.after_backward, self.around_pass = after_backward, around_pass
 
     def run(self, batch: Batch) -> PassesResult:
         """Run all passes of one step; gradients are accumulated in the parameters, not yet summed over ranks."""
@@ -132,7 +134,7 @@ class Executor:
             x = leaf = self._take(flight, "F", stage, microbatch).requires_grad_()
         targets = batch.targets(microbatch) if stage == self.last_stage else None
         flight.clock.start()
-        output = self.module(stage, x, targets)
+        output = self.module.forward(stage, x, targets)  # without FSDP2's hooks
         flight.clock.stop()
         flight.graphs[stage, microbatch] = (leaf, get_gradient_edge(output))
         if stage == self.last_stage:
@@ -153,6 +155,7 @@ class Executor:
             flight.tasks[stage, microbatch] = tasks
         else:
             torch.autograd.backward(edge, gradient)
+        self.after_backward()
         flight.clock.stop()
         if leaf is not None:
             assert leaf.grad is not None

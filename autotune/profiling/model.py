@@ -198,7 +198,7 @@ class Stage(nn.Module):
         if self.embedding is not None:
             x = self._embed(x)
         for block in self.layers.values():
-            x = block(x, self.rotary)
+            x = block.forward(x, self.rotary)  # not by a call: no hooks, see `DeviceStages`
         if self.norm is None or self.head is None:
             return x
         assert targets is not None, "the last stage needs targets"
@@ -226,7 +226,11 @@ class Stage(nn.Module):
 
 
 class DeviceStages(nn.Module):
-    """All stages of one device: one module, so that data parallelism has one root and tied weights one owner."""
+    """All stages of one device: one module, so that data parallelism has one root and tied weights one owner.
+
+    FSDP2 shards it and its blocks and hangs hooks on their calls, which gather, reduce and register themselves in every
+    pass. Here that is done once a step, by hand, so passes run `forward` itself.
+    """
 
     def __init__(self, stages: dict[int, Stage]) -> None:
         super().__init__()

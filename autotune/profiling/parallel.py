@@ -57,27 +57,38 @@ class DeviceModel:
         return parameter_names(self.module)
 
     def prepare_step(self) -> None:
-        """Gather sharded parameters and clear gradients, so that passes and nothing else follow.
+        """Gather sharded parameters and make gradients zero, so that passes and nothing else follow.
 
-        float32 gradients are allocated here, so that passes accumulate in place; FSDP2 accumulates those of bfloat16
-        parameters in float32 tensors of its own, which it makes when it first needs them.
+        Gradients are float32 and allocated here: passes accumulate in place.
         """
         if isinstance(self.module, FSDPModule):
             for parameter in self.module.parameters():
                 parameter.grad = None
-            # Several forwards precede a backward and weight gradients come outside of it: reduce and reshard by hand.
-            self.module.set_is_last_backward(False)
-            self.module.set_requires_gradient_sync(False)
-            self.module.set_reshard_after_backward(False)
             for part in self._fsdp_modules():
                 part.unshard()
         if self.dtype != torch.float32:
+            self._make_main_gradients()
             return
         for parameter in self.module.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             else:
                 local_tensor(parameter.grad).zero_()
+
+    def collect_gradients(self) -> None:
+        """After a backward pass: add what autograd left in `.grad` (norms, embedding) to float32 gradients."""
+        if self.dtype == torch.float32:
+            return
+        for parameter in self._fsdp_parameters():
+            parameter.accumulate_unsharded_grad_if_needed()
+
+    def _make_main_gradients(self) -> None:
+        """Let FSDP2 sum gradients in float32, as it would after the first backward, and the store in the same place."""
+        self.store.main_gradients.clear()
+        for parameter in self._fsdp_parameters():
+            gradient = torch.zeros_like(parameter.unsharded_param, dtype=torch.float32)
+            parameter.unsharded_accumulated_grad = gradient
+            self.store.main_gradients[parameter.unsharded_param] = gradient
 
     def finish_gradients(self) -> None:
         """Make gradients those of the global batch's mean loss: mean over dp, sum over tp and over tied copies."""
@@ -93,10 +104,8 @@ class DeviceModel:
 
     def _reduce_over_data(self) -> None:
         assert isinstance(self.module, FSDPModule)
-        self.module.set_is_last_backward(True)
-        self.module.set_reshard_after_backward(True)
-        self.module.set_requires_gradient_sync(True)
-        # FSDP2 reduces at the end of a backward only; torch's own pipeline runtime reaches in like this, too.
+        self.store.main_gradients.clear()
+        # FSDP2 itself reduces in a backward's hooks; torch's own pipeline runtime reaches in like this, too.
         root = self.module._get_fsdp_state()
         for state in root._state_ctx.all_states:
             for group in state._fsdp_param_groups:
@@ -223,6 +232,9 @@ def _shard_over_data(module: DeviceStages, mesh: PlanMesh, dtype: torch.dtype) -
     for block in module.blocks():
         fully_shard(block, mesh=dp_mesh, mp_policy=policy, reshard_after_forward=False)
     fully_shard(module, mesh=dp_mesh, mp_policy=policy, reshard_after_forward=False)
+    # Gathering and reducing are done by hand once a step, so modules are run without FSDP2's hooks, of which the first
+    # would do this.
+    module._get_fsdp_state()._lazy_init()
 
 
 def _sum_together(tensors: list[Tensor], group: dist.ProcessGroup) -> None:

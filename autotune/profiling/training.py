@@ -78,6 +78,7 @@ class Training:
             device,
             (plan.micro_batch_size, spec.sequence_length // plan.tp, spec.hidden),
             self.model.dtype,
+            after_backward=self.model.collect_gradients,
         )
 
     def batch(self, step: int) -> Batch:

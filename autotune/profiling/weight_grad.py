@@ -28,7 +28,8 @@ def local_tensor(tensor: Tensor) -> Tensor:
 class WeightGradTasks:
     """Weight gradients one B pass left to do; each task holds a layer's input and its output's gradient."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: WeightGradStore) -> None:
+        self._store = store
         self._tasks: deque[tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]] = deque()
 
     def __len__(self) -> int:
@@ -38,24 +39,29 @@ class WeightGradTasks:
         """Remember one layer's work; `x` (..., in) and `dy` (..., out) are the rank's own tensors."""
         self._tasks.append((weight, bias, x, dy))
 
-    @torch.no_grad()
     def run(self) -> None:
         """Accumulate every gradient into its parameter, freeing each task's tensors before the next runs."""
         while self._tasks:
-            _accumulate(*self._tasks.popleft())
+            self._store.accumulate(*self._tasks.popleft())
 
 
 class WeightGradStore:
-    """Where the `DeferredLinear` layers of one device look whether to compute weight gradients now or later."""
+    """Where the `DeferredLinear` layers of one device look whether to compute weight gradients now or later.
+
+    Attributes:
+        main_gradients: where the gradients of these parameters are summed instead of in their `.grad`, in a wider
+            type; shared with whoever fills it before a step.
+    """
 
     def __init__(self) -> None:
+        self.main_gradients: dict[nn.Parameter, Tensor] = {}
         self._open: WeightGradTasks | None = None
 
     @contextmanager
     def deferred(self) -> Iterator[WeightGradTasks]:
         """Weight gradients of backwards run inside are collected instead of computed."""
         assert self._open is None, "a backward pass is being collected already"
-        tasks = self._open = WeightGradTasks()
+        tasks = self._open = WeightGradTasks(self)
         try:
             yield tasks
         finally:
@@ -66,23 +72,28 @@ class WeightGradStore:
         if self._open is not None:
             self._open.add(weight, bias, x, dy)
         else:
-            # Grad mode is on when a backward runs with create_graph; a graph on .grad would pin every dy.
-            with torch.no_grad():
-                _accumulate(weight, bias, x, dy)
+            self.accumulate(weight, bias, x, dy)
 
+    @torch.no_grad()  # a graph on a gradient would pin every dy
+    def accumulate(self, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, dy: Tensor) -> None:
+        """Add one layer's gradients to those of its parameters."""
+        rows, drows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+        total = self.main_gradients.get(weight)
+        if total is not None:
+            local_tensor(total).add_(drows.t() @ rows)
+        elif weight.grad is None:
+            weight.grad = _like_parameter(drows.t() @ rows, weight)
+        else:
+            local_tensor(weight.grad).addmm_(drows.t(), rows)
+        if bias is not None:
+            self._accumulate_bias(bias, drows.sum(0))
 
-def _accumulate(weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, dy: Tensor) -> None:
-    rows, drows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-    if weight.grad is None:
-        weight.grad = _like_parameter(drows.t() @ rows, weight)
-    else:
-        local_tensor(weight.grad).addmm_(drows.t(), rows)
-    if bias is None:
-        return
-    if bias.grad is None:
-        bias.grad = _like_parameter(drows.sum(0), bias)
-    else:
-        local_tensor(bias.grad).add_(drows.sum(0))
+    def _accumulate_bias(self, bias: nn.Parameter, gradient: Tensor) -> None:
+        total = self.main_gradients.get(bias, bias.grad)
+        if total is None:
+            bias.grad = _like_parameter(gradient, bias)
+        else:
+            local_tensor(total).add_(gradient)
 
 
 def _like_parameter(local: Tensor, parameter: nn.Parameter) -> Tensor:

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         dist.barrier()
     except Exception as error:
         _fail(options.out, rank, error)
-    _write_report(options.out, report)
+    report.write(options.out)
     dist.destroy_process_group()
     return 0
 
@@ -155,16 +155,9 @@ def _fail(out: Path, rank: int, error: Exception) -> NoReturn:
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     print("\n".join(lines), file=sys.stderr, flush=True)
     report = RankReport(rank, failure_state(error), "\n".join(lines[-ERROR_LINES:]), failed_at, torch=torch.__version__)
-    _write_report(out, report)
+    report.write(out)
     sys.stdout.flush()
     os._exit(1)
-
-
-def _write_report(out: Path, report: RankReport) -> None:
-    path = out / f"rank-{report.rank}.json"
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(report.to_dict()), encoding="utf-8")
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":
