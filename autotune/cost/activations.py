@@ -127,7 +127,8 @@ def layer_kept(model: ModelSpec, tp: int, micro_batch_size: int, dtype: DType, a
     """
     z = _sizes(model, tp, micro_batch_size, dtype, assumptions)
     inputs = 2 * z.h / _gathered(z, assumptions) + (z.q + z.f) / z.t
-    gradients = (z.q + 2 * z.kv) / z.t + z.columns * z.f / z.t + 2 * z.h
+    shared = model.parallel_residual and z.t == 1 and not assumptions.dropout  # one gradient for both branches
+    gradients = (z.q + 2 * z.kv) / z.t + z.columns * z.f / z.t + (1 if shared else 2) * z.h
     return z.e * z.n * (inputs + gradients)
 
 
