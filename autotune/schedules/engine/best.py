@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from autotune.errors import UserError
 from autotune.schedules.checks import check
-from autotune.schedules.costs import PassCosts
 from autotune.schedules.engine.effort import FULL, Effort
 from autotune.schedules.engine.guard import schedule_of
 from autotune.schedules.engine.ladder import Answer, Ladder

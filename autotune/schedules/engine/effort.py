@@ -14,20 +14,22 @@ class Effort:
     Attributes:
         sites: placements that stay in the race after their first look.
         climb_passes: passes simulated by the hill climb, over all placements.
-        short_anneal, long_anneal: passes looked at by one annealing run; first of every placement left, then of the best.
-        gain_after: the largest share that a search may gain after its starts, its climb and its short annealing; about
-            twice the largest gains seen (see `rung`).
-        per_pass: caps each annealing budget at so many times the passes of the schedule, so that small problems end early.
-        quick_starts: look at half of the start patterns only.
+        short_anneal, long_anneal: passes looked at by one annealing run: first of every placement left, then of the
+            best.
+        gain_after: the largest share that a search may gain after each stage but the last (two looks at starts, two
+            climbs, short annealing), about the largest gains seen; see `rung`.
+        per_pass: caps each annealing budget at so many times the passes of the schedule, so that small problems end
+            early.
+        starts: start patterns of a placement to look at.
     """
 
     sites: int
     climb_passes: int
     short_anneal: int
     long_anneal: int
-    gain_after: tuple[float, float, float]
+    gain_after: tuple[float, float, float, float, float]
     per_pass: int = 20_000
-    quick_starts: bool = False
+    starts: int = 100
 
     def budget(self, wanted: int, passes: int) -> int:
         """An annealing budget for a schedule of `passes` passes."""
@@ -38,14 +40,14 @@ FULL = Effort(
     sites=3,
     climb_passes=1_500_000,
     short_anneal=1_000_000,
-    long_anneal=20_000_000,
-    gain_after=(0.10, 0.05, 0.015),
+    long_anneal=15_000_000,
+    gain_after=(0.12, 0.08, 0.045, 0.03, 0.01),
 )
 QUICK = Effort(
     sites=2,
     climb_passes=200_000,
     short_anneal=0,
     long_anneal=600_000,
-    gain_after=(0.06, 0.025, 0.025),
-    quick_starts=True,
+    gain_after=(0.08, 0.05, 0.03, 0.02, 0.02),
+    starts=9,
 )

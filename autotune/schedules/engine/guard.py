@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
+from autotune.schedules.engine.bounds import lower_bounds
 from autotune.schedules.engine.graph import chain_rows, time_orders
-from autotune.schedules.engine.problem import Ints, Problem
+from autotune.schedules.engine.problem import CAP_TOLERANCE, Ints, Problem
 from autotune.schedules.engine.site import Found
 from autotune.schedules.registry import SCHEDULES, ScheduleKind
 from autotune.schedules.schedule import Pass, Schedule
@@ -16,6 +18,9 @@ from autotune.schedules.simulate import simulate
 
 __all__ = ["Guard", "Named", "orders_of", "schedule_of"]
 
+# The peak of these grows with the microbatches; that of all others no more beyond 2p.
+GROWING = frozenset({"gpipe"})
+MARGIN = 0.01
 NUMBER = {"F": 0, "B": 1, "W": 2}
 
 
@@ -34,35 +39,68 @@ class Named:
 
 
 class Guard:
-    """Builds each named schedule that a problem allows at most once."""
+    """The named schedules of some problems, timed at most once each."""
 
     def __init__(self) -> None:
-        self._built: dict[tuple[Problem, str], Named] = {}
+        self._timed: dict[tuple[Problem, str], Named] = {}
 
-    def kinds(self, problem: Problem) -> list[ScheduleKind]:
-        """The named schedules legal for the problem's placement, stages, microbatches and backward."""
-        kind, v = problem.kind, problem.stages_per_device
-        return [
-            named
-            for named in SCHEDULES.values()
-            if named.placement == kind
-            and not named.stages_problem(v)
-            and not named.microbatches_problem(problem.devices, problem.microbatches)
-            and not (problem.fused and named.split_backward)
-        ]
+    def better(self, problem: Problem, caps: Sequence[float], makespan: float) -> list[Named]:
+        """The named schedules legal for the problem that fit `caps` and are faster than `makespan`."""
+        if not problem.fits(caps):
+            return []
+        found = []
+        for kind in _legal(problem):
+            timed = problem if kind.split_backward else problem.with_fused_backward()
+            if lower_bounds(timed, caps).best >= makespan or not self._hopeful(problem, kind, caps, makespan):
+                continue
+            named = self._named(problem, kind)
+            if _within(named.peak, caps) and named.makespan < makespan:
+                found.append(named)
+        return found
 
-    def named(self, problem: Problem, kind: ScheduleKind) -> Named:
-        """One of them, timed."""
+    def _hopeful(self, problem: Problem, kind: ScheduleKind, caps: Sequence[float], makespan: float) -> bool:
+        """Whether a short one of its kind leaves room: building and timing all of them would take most of a search.
+
+        Beyond 2p microbatches the peak stays as it is, and each further microbatch takes at least the work of the
+        busiest device. Tests hold both against all named schedules; `MARGIN` is for what the second leaves out.
+        """
+        few = 2 * problem.devices
+        if problem.microbatches <= few or kind.name in GROWING or kind.microbatches_problem(problem.devices, few):
+            return True
+        short = simulate(_short(kind.name, problem.devices, few, problem.stages_per_device), problem.costs)
+        least = short.makespan + (problem.microbatches - few) * problem.busiest_work
+        if least * (1 - MARGIN) >= makespan:
+            return False
+        return _within(short.peak_activation, caps)
+
+    def _named(self, problem: Problem, kind: ScheduleKind) -> Named:
         key = (problem, kind.name)
-        if key not in self._built:
+        if key not in self._timed:
             schedule = kind.generate(problem.devices, problem.microbatches, problem.stages_per_device)
             timeline = simulate(schedule, problem.costs)
-            self._built[key] = Named(schedule, timeline.makespan, timeline.peak_activation)
-        return self._built[key]
+            self._timed[key] = Named(schedule, timeline.makespan, timeline.peak_activation)
+        return self._timed[key]
 
-    def built(self) -> Iterable[Named]:
-        """All that were built so far."""
-        return self._built.values()
+
+@lru_cache(maxsize=256)
+def _short(name: str, devices: int, microbatches: int, stages_per_device: int) -> Schedule:
+    return SCHEDULES[name].generate(devices, microbatches, stages_per_device)
+
+
+def _legal(problem: Problem) -> list[ScheduleKind]:
+    """The named schedules of the problem's placement, stages, microbatches and backward."""
+    return [
+        named
+        for named in SCHEDULES.values()
+        if named.placement == problem.kind
+        and not named.stages_problem(problem.stages_per_device)
+        and not named.microbatches_problem(problem.devices, problem.microbatches)
+        and not (problem.fused and named.split_backward)
+    ]
+
+
+def _within(peak: Sequence[float], caps: Sequence[float]) -> bool:
+    return all(held <= cap * (1 + CAP_TOLERANCE) for held, cap in zip(peak, caps, strict=True))
 
 
 def orders_of(problem: Problem, schedule: Schedule) -> Found:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from autotune.schedules.engine.bounds import lower_bounds
 from autotune.schedules.engine.effort import Effort
-from autotune.schedules.engine.guard import Guard, orders_of
+from autotune.schedules.engine.guard import Guard, Named, orders_of
 from autotune.schedules.engine.problem import CAP_TOLERANCE, Problem
-from autotune.schedules.engine.rung import SAME, Rung
-from autotune.schedules.engine.site import Found
+from autotune.schedules.engine.rung import HEAT_SHORT, SAME, Rung
+from autotune.schedules.engine.site import Found, Site
 
 __all__ = ["Answer", "Ladder", "rungs"]
 
@@ -68,6 +68,7 @@ class Ladder:
         self.unit = unit
         self.guard = Guard()
         self._effort, self._seed = effort, seed
+        self._named: dict[tuple[Problem, str], Found] = {}
         self._searches: dict[tuple[float, tuple[float, ...] | None], Rung] = {}
         # Uneven stages hold more than `unit` somewhere: the least and the most that any placement can use are rungs too.
         least = {max(problem.smallest_caps()) / unit for problem in problems}
@@ -86,24 +87,27 @@ class Ladder:
         usable = [r for r in self.rungs if ceiling is None or r * self.unit <= ceiling * (1 + CAP_TOLERANCE)]
         if listed is not None:
             usable.append(max(listed) / self.unit)  # no ladder orders lists: the limit itself comes first
-        searches = [self._search(rung, listed) for rung in reversed(usable)]
-        searches = [search for search in searches if search.entries]
-        if not searches:
-            return None
-        best = searches[0]
-        while not best.finished:
-            best.advance()
-        for search in searches[1:]:
-            while not search.finished and search.floor < best.value * (1 - SAME):
+        best: Rung | None = None
+        looked: list[Rung] = []
+        for rung in sorted(usable, reverse=True):
+            search = self._search(rung, listed)
+            if not search.entries:
+                continue
+            if best is not None and search.goal >= best.value * (1 - SAME):
+                break  # smaller limits have no smaller bounds
+            looked.append(search)
+            while not search.finished and (best is None or search.floor < best.value * (1 - SAME)):
                 search.advance()
-            if search.finished and search.value < best.value * (1 - SAME):
+            if search.finished and (best is None or search.value < best.value * (1 - SAME)):
                 best = search
+        if best is None:
+            return None
         assert best.problem is not None
         assert best.found is not None
         limits = {problem: _caps(problem, limit) for problem in self.problems}
         bounds = {problem: lower_bounds(problem, caps).best for problem, caps in limits.items() if problem.fits(caps)}
         reached: dict[Problem, float] = {}
-        for search in searches:
+        for search in looked:
             for problem, value in search.reached.items():
                 reached[problem] = min(value, reached.get(problem, value))
         return self._with_named(Answer(best.value, best.problem, best.found, reached, bounds), limits)
@@ -117,23 +121,39 @@ class Ladder:
                 (cap,) * problem.devices if listed is None else tuple(min(cap, most) for most in listed)
                 for problem in self.problems
             ]
-            self._searches[key] = Rung(self.problems, caps, self._effort, self._seed, self.guard)
+            self._searches[key] = Rung(self.problems, caps, self._effort, self._seed)
         return self._searches[key]
 
     def _with_named(self, answer: Answer, limits: dict[Problem, tuple[float, ...]]) -> Answer:
-        """The named schedules fit the limit itself, which may lie above its rung."""
+        """The answer, or a named schedule that fits the limit and is faster, itself or annealed within its own peak.
+
+        Annealing stays above its floor, so a named schedule that is left out here for being too slow could not have
+        mattered; and it does not depend on the limit. So the answers stay ordered by their limits.
+        """
+        gain = self._effort.gain_after[-1] if self._effort.short_anneal else 0.0
         for problem, caps in limits.items():
-            for kind in self.guard.kinds(problem):
-                timed = problem if kind.split_backward else problem.with_fused_backward()
-                if not problem.fits(caps) or lower_bounds(timed, caps).best >= answer.makespan * (1 - SAME):
-                    continue
-                named = self.guard.named(problem, kind)
-                fits = all(peak <= cap * (1 + CAP_TOLERANCE) for peak, cap in zip(named.peak, caps, strict=True))
-                if fits and named.makespan < answer.makespan * (1 - SAME):
-                    found = orders_of(problem, named.schedule)
-                    makespan = found.makespan / problem.scale
+            if problem not in answer.bounds or answer.bounds[problem] >= answer.makespan * (1 - SAME):
+                continue
+            for named in self.guard.better(problem, caps, answer.makespan / (1 - gain)):
+                found = self._annealed(problem, named, gain)
+                makespan = found.makespan / problem.scale
+                if makespan < answer.makespan * (1 - SAME):
                     answer = Answer(makespan, problem, found, answer.reached | {problem: makespan}, answer.bounds)
         return answer
+
+    def _annealed(self, problem: Problem, named: Named, gain: float) -> Found:
+        """A named schedule, annealed without using more memory on any device."""
+        key = (problem, named.schedule.name)
+        if key not in self._named:
+            found = orders_of(problem, named.schedule)
+            budget = self._effort.budget(self._effort.short_anneal, problem.passes)
+            if budget:
+                goal = lower_bounds(problem, named.peak).best * problem.scale
+                floor = found.makespan * (1 - gain)
+                better = Site(problem, named.peak).anneal(found, floor, goal, HEAT_SHORT, budget, self._seed)
+                found = better
+            self._named[key] = found
+        return self._named[key]
 
 
 def _everything(problem: Problem) -> tuple[float, ...]:

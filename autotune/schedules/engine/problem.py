@@ -109,6 +109,13 @@ class Problem:
         return (2 if self.fused else 3) * self.stages * self.microbatches
 
     @cached_property
+    def busiest_work(self) -> float:
+        """Work of the busiest device for one microbatch, in the time unit of the costs."""
+        costs = self.costs
+        stage = [f + b + w for f, b, w in zip(costs.forward, costs.backward, costs.weight, strict=True)]
+        return max(math.fsum(stage[s] for s in stages) for stages in device_stages(self.placement))
+
+    @cached_property
     def scale(self) -> float:
         """Engine time = scale x time of the costs; a power of two, so that scaling rounds nothing.
 

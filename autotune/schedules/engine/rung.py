@@ -1,9 +1,10 @@
-"""The search under one memory limit: a race of placements in four stages.
+"""The search under one memory limit: a race of placements in six stages.
 
 After each stage `value` is the best makespan so far and `floor` a makespan the search will not go below, whatever it
 finds later: the lower bound, or a fixed share below the value of the stage. The compiled searches pass over anything
-faster than the floor. That costs next to nothing (the later stages gain less than the share) and lets the ladder leave a
-search for a smaller limit early: when its floor is no better than a makespan in hand, it can't matter any more.
+faster than the floor. That costs next to nothing (the later stages seldom gain as much as the share) and lets the
+ladder leave a search for a smaller limit early: when its floor is no better than a makespan in hand, it can't matter
+any more.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from collections.abc import Sequence
 from autotune.schedules.engine.backfill import NEVER
 from autotune.schedules.engine.bounds import lower_bounds
 from autotune.schedules.engine.effort import Effort
-from autotune.schedules.engine.guard import Guard, orders_of
-from autotune.schedules.engine.problem import CAP_TOLERANCE, Problem
+from autotune.schedules.engine.problem import Problem
 from autotune.schedules.engine.site import Found, Site
 
 __all__ = ["Rung"]
@@ -22,6 +22,7 @@ __all__ = ["Rung"]
 NEAR = 1.08  # placements further than this from the best leave the race
 HEAT_SHORT, HEAT_LONG = (0.3, 0.03), (0.4, 0.02)  # temperatures, in mean passes
 SAME = 1e-9
+FIRST_STARTS = 5  # patterns of the first look
 
 
 class Rung:
@@ -39,10 +40,8 @@ class Rung:
         caps: for each of them the most activation of every device.
     """
 
-    def __init__(
-        self, problems: Sequence[Problem], caps: Sequence[Sequence[float]], effort: Effort, seed: int, guard: Guard
-    ) -> None:
-        self._effort, self._seed, self._guard = effort, seed, guard
+    def __init__(self, problems: Sequence[Problem], caps: Sequence[Sequence[float]], effort: Effort, seed: int) -> None:
+        self._effort, self._seed = effort, seed
         entries = [(lower_bounds(p, c).best, p, c) for p, c in zip(problems, caps, strict=True) if p.fits(c)]
         entries.sort(key=lambda entry: entry[0])
         self.entries = entries
@@ -55,14 +54,22 @@ class Rung:
         self._bound: dict[Problem, float] = {p: bound for bound, p, _ in entries}
         self._pool: dict[Problem, list[Found]] = {}
         self.reached: dict[Problem, float] = {}
-        self._stages = [self._start, self._climb, self._short, self._long]
+        self._stages = [
+            self._first_look,
+            self._second_look,
+            self._climb_wide,
+            self._climb_deep,
+            self._short,
+            self._long,
+        ]
         self.finished = not entries
 
     def advance(self) -> None:
         """Run the next stage."""
-        done = 4 - len(self._stages)
         self._stages.pop(0)()
-        self.floor = max(self.goal, self.value * (1 - self._effort.gain_after[done])) if done < 3 else self.value
+        left = len(self._stages)
+        if left:
+            self.floor = max(self.goal, self.value * (1 - self._effort.gain_after[-left]))
         self.finished = not self._stages or self.value <= self.goal * (1 + SAME)
         if self.finished:
             self.floor = self.value
@@ -78,46 +85,49 @@ class Rung:
     def _hopeful(self, problem: Problem) -> bool:
         return self._bound[problem] < self.value * (1 - SAME)
 
-    def _start(self) -> None:
+    def _first_look(self) -> None:
         for _, problem, caps in self.entries:
             if not self._hopeful(problem):
                 break  # the others' bounds are no smaller
             site = Site(problem, caps)
-            site.start(self._effort.quick_starts)
-            if not site.candidates:
-                continue
             self._sites.append(site)
-            self._take(problem, site.orders(site.candidates[0][1]))
-        self._consider_named()
+            self._start(site, slice(FIRST_STARTS))
 
-    def _consider_named(self) -> None:
-        for _, problem, caps in self.entries:
-            for kind in self._guard.kinds(problem):
-                fused = problem if kind.split_backward else problem.with_fused_backward()
-                if lower_bounds(fused, caps).best >= self.value * (1 - SAME):
-                    continue
-                named = self._guard.named(problem, kind)
-                if all(peak <= cap * (1 + CAP_TOLERANCE) for peak, cap in zip(named.peak, caps, strict=True)):
-                    self._take(problem, orders_of(problem, named.schedule))
+    def _second_look(self) -> None:
+        for site in self._sites:
+            if self._hopeful(site.problem):
+                self._start(site, slice(FIRST_STARTS, self._effort.starts))
 
-    def _climb(self) -> None:
-        effort = self._effort
-        self._narrow(effort.sites)
-        for number, (sites, keep, share) in enumerate(((effort.sites, 4, 0.4), (2, 2, 0.6))):
-            self._narrow(sites)
-            for site in self._sites:
-                passes = effort.climb_passes * share / len(self._sites)
-                if not self._hopeful(site.problem):
-                    continue
-                floor = self.floor * site.problem.scale
-                site.climb(keep, int(passes / site.passes), floor, self._seeded(number))
-                for _, candidate in site.candidates[:2]:
-                    found = site.orders(candidate)
-                    if found.makespan >= floor:
-                        self._take(site.problem, found)
+    def _start(self, site: Site, share: slice) -> None:
+        site.start(share)
+        if site.candidates:
+            found = site.orders(site.candidates[0][1])
+            if found.makespan >= self.floor * site.problem.scale:
+                self._take(site.problem, found)
+
+    def _climb_wide(self) -> None:
+        self._climb(self._effort.sites, 4, 0.4, 0)
+
+    def _climb_deep(self) -> None:
+        self._climb(2, 2, 0.6, 1)
+
+    def _climb(self, sites: int, keep: int, share: float, stream: int) -> None:
+        """Climb from the best candidates of the best placements with a share of the budget."""
+        self._narrow(sites)
+        for site in self._sites:
+            if not self._hopeful(site.problem):
+                continue
+            passes = self._effort.climb_passes * share / len(self._sites)
+            floor = self.floor * site.problem.scale
+            site.climb(keep, int(passes / site.passes), floor, self._seeded(10 * stream))
+            for _, candidate in site.candidates[:2]:
+                found = site.orders(candidate)
+                if found.makespan >= floor:
+                    self._take(site.problem, found)
 
     def _narrow(self, most: int) -> None:
         """Keep the placements that may still win."""
+        self._sites = [site for site in self._sites if site.candidates]
         near = min((site.value / site.problem.scale for site in self._sites), default=NEVER) * NEAR
         sites = [s for s in self._sites if s.value / s.problem.scale <= near]
         sites.sort(key=lambda s: (s.value / s.problem.scale, s.problem.stages))
@@ -125,11 +135,11 @@ class Rung:
 
     def _short(self) -> None:
         if self._effort.short_anneal:
-            self._anneal(self._effort.sites, 2, self._effort.short_anneal, HEAT_SHORT, 10)
+            self._anneal(self._effort.sites, 2, self._effort.short_anneal, HEAT_SHORT, 100)
 
     def _long(self) -> None:
         if self._effort.long_anneal:
-            self._anneal(1, 1, self._effort.long_anneal, HEAT_LONG, 20)
+            self._anneal(1, 1, self._effort.long_anneal, HEAT_LONG, 200)
 
     def _anneal(self, problems: int, each: int, wanted: int, heat: tuple[float, float], stream: int) -> None:
         """Anneal the best orders of the best placements."""

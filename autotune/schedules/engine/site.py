@@ -59,18 +59,21 @@ class Site:
         """Passes one evaluation simulates."""
         return self.problem.passes * self.judged // self.problem.microbatches
 
-    def start(self, quick: bool, keep: int = 8) -> int:
-        """Evaluate the starts and keep the best different ones; returns how many passes were simulated."""
-        listed = starts(self.problem, quick)
-        valued = [(self._evaluate(candidate), number, candidate) for number, candidate in enumerate(listed)]
-        valued.sort(key=lambda entry: entry[:2])
+    def start(self, share: slice, keep: int = 8) -> None:
+        """Evaluate a part of the start patterns; of all candidates so far keep the best different ones."""
+        listed = starts(self.problem)[share]
+        valued = [(value, c) for value, c in self.candidates]
+        for candidate in listed:
+            value, period = self._evaluate(candidate)
+            valued.append((value, replace(candidate, period=period)))
+        order = sorted(range(len(valued)), key=lambda number: (valued[number][0], number))
+        self.candidates = []
         seen: set[tuple[float, int]] = set()
-        for (value, period), _, candidate in valued:
+        for value, candidate in (valued[number] for number in order):
             mark = (round(value, 6), candidate.group)
             if value < NEVER and mark not in seen and len(self.candidates) < keep:
                 seen.add(mark)
-                self.candidates.append((value, replace(candidate, period=period)))
-        return len(listed) * self.passes
+                self.candidates.append((value, candidate))
 
     def climb(self, keep: int, evaluations: int, floor: float, seed: int) -> None:
         """Spread `evaluations` over the best `keep` candidates and drop the others."""

@@ -100,7 +100,8 @@ class LayerCosts:
             row[0] += self.first[number]
             row[-1] += self.last[number]
             sums.append(tuple(row))
-        return PassCosts(*sums[:3], hop=self.hop, activation=sums[3], kept=sums[4])
+        forward, backward, weight, activation, kept = sums
+        return PassCosts(forward, backward, weight, self.hop, activation, kept)
 
 
 def node_latencies(devices: int, devices_per_node: int, intra: float, inter: float) -> tuple[tuple[float, ...], ...]:

@@ -153,17 +153,12 @@ def _loop(chain: _Chain) -> Iterator[Start]:
     yield legs(f + b, f + b), 1, 1.0, FORWARD
 
 
-def starts(problem: Problem, quick: bool = False) -> list[Candidate]:
-    """Candidates to evaluate first, for any caps, the most useful ones first; the same list for the same problem.
-
-    Args:
-        quick: the first half of the list only.
-    """
+def starts(problem: Problem) -> list[Candidate]:
+    """Candidates to evaluate first, for any caps, the most useful ones first; the same list for the same problem."""
     chain = _Chain(problem)
     policies = _policies(chain.v)
     family = _v if problem.kind == "v" else _linear if chain.v == 1 else _loop
-    listed = [
+    return [
         Candidate(increments, chain.period, tau, group, policies[policy])
         for increments, group, tau, policy in family(chain)
     ]
-    return listed[: (len(listed) + 1) // 2] if quick else listed
