@@ -87,6 +87,7 @@ class Case:
     """One plan to prove.
 
     Attributes:
+        layers: of the model, if not the usual number.
         perturbed: one weight of one rank is changed before the step, so the proof must fail (negative control).
     """
 
@@ -98,10 +99,12 @@ class Case:
     recompute: Recompute = "none"
     perturbed: bool = False
     dtype: DType = "float32"
+    layers: int | None = None
 
     @property
     def name(self) -> str:
         parts = [self.schedule, f"pp{self.pp}", f"dp{self.dp}", f"tp{self.tp}", self.family]
+        parts += [] if self.layers is None else [f"{self.layers}layers"]
         parts += ["recompute"] * (self.recompute == "full") + ["bf16"] * (self.dtype == "bfloat16")
         return "-".join(parts + ["perturbed"] * self.perturbed)
 
@@ -114,7 +117,7 @@ class Case:
         size = 4 if self.pp == 4 else 2
         kind = SCHEDULES[self.schedule]
         stages_per_device = kind.min_stages_per_device
-        spec = replace(FAMILIES[self.family], layers=2 * size)
+        spec = replace(FAMILIES[self.family], layers=self.layers or 2 * size)
         microbatches = 2 * size
         plan = Plan(
             pp=self.pp,
@@ -146,6 +149,9 @@ def all_cases() -> list[Case]:
         for j, (pp, dp, tp) in enumerate(DEGREES):
             recompute: Recompute = "full" if (i + 2 * j) % 5 == 0 else "none"
             cases.append(Case(schedule, pp, dp, tp, families[(i + j) % 4], recompute))
+    # A long pipeline with tensor parallelism, and stages of unequal depth.
+    cases += [Case("zb-v", 4, 1, 2, "gpt2"), Case("1f1b", 4, 1, 2, "qwen3"), Case("v-half", 4, 1, 2, "llama", "full")]
+    cases += [Case("zb-v", 2, 1, 1, "neox", layers=7), Case("interleaved-1f1b", 2, 2, 1, "gpt2", layers=5)]
     # pp = 1 is one plan whatever its schedule.
     cases += [Case("1f1b", 1, 2, 1, "gpt2"), Case("1f1b", 1, 1, 2, "qwen3"), Case("1f1b", 1, 2, 2, "llama")]
     return cases

@@ -8,12 +8,17 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 
+from autotune.errors import UserError
+from autotune.profiling.device import CpuDevice
+from autotune.profiling.mesh import MeshCache
 from autotune.profiling.protocol import RankReport, TrialRequest
+from autotune.profiling.training import Training
 from autotune.profiling.worker import failure_state
 from autotune.schedules.schedule import Schedule
 
@@ -149,3 +154,29 @@ def test_out_of_memory_is_told_by_type_and_source_not_by_words():
     assert failure_state(torch.OutOfMemoryError("CUDA out of memory")) == "oom"
     assert failure_state(RuntimeError("the user's text: DefaultCPUAllocator: can't allocate memory")) == "failed"
     assert failure_state(ValueError("out of memory")) == "failed"
+
+
+GOOD = Case("zb-v", 2, 2, 1, "gpt2").request()
+
+
+@pytest.mark.parametrize(
+    ("request_", "ranks", "message"),
+    [
+        (GOOD, 8, "8 ranks run a plan of 4 devices"),
+        (replace(GOOD, schedule=Case("zb-v", 4, 1, 1, "gpt2").request().schedule), 4, "the plan pp 2"),
+        (replace(GOOD, schedule=Case("zb-h1", 2, 2, 1, "gpt2").request().schedule), 4, "2 stages, the layer split 4"),
+        (replace(GOOD, plan=replace(GOOD.plan, microbatches=5)), 4, "4 microbatches, the plan 5"),
+        (replace(GOOD, plan=replace(GOOD.plan, layer_split=(1, 1, 1, 2))), 4, "doesn't add up to 4 layers"),
+        (replace(GOOD, training=replace(GOOD.training, global_batch_size=9)), 4, "8 samples a step, the global batch"),
+        (replace(GOOD, model=replace(GOOD.model, max_positions=7)), 4, "7 learned positions"),
+        (
+            replace(GOOD, plan=replace(GOOD.plan, tp=3), model=replace(GOOD.model, sequence_length=8)),
+            12,
+            "sequence length 8 is not a multiple of tp 3",
+        ),
+    ],
+)
+def test_a_request_whose_parts_disagree_is_refused(request_, ranks, message, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
+    with pytest.raises(UserError, match=message):
+        Training(request_, CpuDevice(), MeshCache("cpu", timedelta(seconds=1)))
