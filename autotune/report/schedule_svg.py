@@ -16,7 +16,8 @@ FONT = "Inter, Helvetica, Arial, sans-serif"
 ROW, GAP, CURVE = 24, 6, 26
 LEFT, RIGHT, TOP, AXIS = 46, 16, 30, 34
 HEADER, LEGEND = 58, 30
-MIN_BOX, MAX_WIDTH, MIN_WIDTH = 15.0, 2600.0, 560.0
+MAX_WIDTH, MIN_WIDTH = 3000.0, 560.0
+BOX_MARGIN, DIGIT = 8.0, 6.0
 TEXT_COLOUR, FAINT, GRID = "#141821", "#5b6472", "#d5d9e0"
 CURVE_FILL, CURVE_LINE = "#b9a5d6", "#6d4aa3"
 
@@ -60,7 +61,8 @@ class Panel:
     def natural_width(self) -> float:
         """Width at which the shortest pass has room for its number, within sane bounds."""
         shortest = min((box.end - box.start for row in self.rows for box in row if box.end > box.start), default=1.0)
-        return min(max(self.length / shortest * MIN_BOX, MIN_WIDTH), MAX_WIDTH)
+        digits = len(str(max((box.item.microbatch for row in self.rows for box in row), default=0)))
+        return min(max(self.length / shortest * (BOX_MARGIN + DIGIT * digits), MIN_WIDTH), MAX_WIDTH)
 
 
 def schedule_svg(timeline: Timeline, *, memory: bool = False) -> str:
@@ -75,7 +77,7 @@ def headline(timeline: Timeline) -> tuple[str, str]:
     parts = f"{schedule.devices} devices, {schedule.microbatches} microbatches"
     parts += f", {stages} stages per device" if stages > 1 else ""
     figures = (
-        f"makespan {timeline.makespan:.4g}   bubble {timeline.bubble_rate:.1%}   "
+        f"makespan {timeline.makespan:.4g} \u00b7 bubble {timeline.bubble_rate:.1%} \u00b7 "
         f"peak activation {max(timeline.peak_activation):.4g}"
     )
     return f"{schedule.name}: {parts}", figures
@@ -152,7 +154,7 @@ def _legend(x: float, y: float, schedule: Schedule, *, memory: bool) -> str:
         parts.append(_text(x + 3, y + 10, label, fill=FAINT))
         x += 20 + 6.1 * len(label)
     if chunks > 1:
-        label = f"light to dark: last to first of {chunks} stages of a device"
+        label = f"dark to light: first to last of the {chunks} stages of a device"
         parts.append(_text(x, y + 10, label, fill=FAINT))
         x += 20 + 6.1 * len(label)
     if memory:
@@ -198,7 +200,7 @@ def _box(box: Box, chunk: tuple[int, int], x: float, top: float, scale: float) -
         f'fill="{hex_colour(colour)}"><title>{escape(tip)}</title></rect>'
     )
     label = str(box.item.microbatch)
-    size = min(11.0, (width - 2) / (0.58 * len(label)))
+    size = min(11.0, (width - 3) / (0.62 * len(label)))
     if size < 6:
         return drawn
     ink = hex_colour(ink_on(colour))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.report.schedule_palette import Rgb, chunk_of, ink_on, shade
+from autotune.report.schedule_palette import KIND_NAMES, Rgb, chunk_of, ink_on, shade
 from autotune.schedules.schedule import Pass
 from autotune.schedules.simulate import Timeline
 
@@ -24,7 +24,8 @@ def schedule_text(timeline: Timeline, *, width: int = 120, colour: bool = False)
     columns = max(width - margin, 20)
     per_unit = _columns_per_unit(timeline, columns)
     lines = [_row(timeline, device, per_unit, colour) for device in range(timeline.schedule.devices)]
-    total = max((len(line) for line in lines), default=0)
+    total = max(len(line) for line in lines)
+    columns = -(-total // -(-total // columns))  # as many bands as needed, all as wide
     bands = []
     for begin in range(0, total, columns):
         ruler = _ruler(begin, min(columns, total - begin), per_unit)
@@ -33,7 +34,22 @@ def schedule_text(timeline: Timeline, *, width: int = 120, colour: bool = False)
             cells = line[begin : begin + columns]
             band.append(f"{device:>{margin - 2}}  " + (_painted(cells) if colour else "".join(c for c, _ in cells)))
         bands.append("\n".join(part.rstrip() if not colour else part for part in band))
-    return "\n\n".join([*bands, _summary(timeline)]) + "\n"
+    legend = [_legend(timeline)] if colour else []
+    return "\n\n".join([*bands, *legend, _summary(timeline)]) + "\n"
+
+
+def _legend(timeline: Timeline) -> str:
+    """A painted sample of every kind of pass, one per stage of a device."""
+    schedule = timeline.schedule
+    count = schedule.stages_per_device
+    used = {item.kind for passes in schedule.order for item in passes}
+    samples = []
+    for kind, words in KIND_NAMES.items():
+        if kind in used:
+            cells: list[Cell] = [("  "[half], shade(kind, chunk, count)) for chunk in range(count) for half in (0, 1)]
+            samples.append(f"{_painted(cells)} {kind} {words}")
+    shades = ["dark to light: first to last stage of a device"] if count > 1 else []
+    return "   ".join([*samples, *shades])
 
 
 def _summary(timeline: Timeline) -> str:
@@ -75,7 +91,9 @@ def _row(timeline: Timeline, device: int, per_unit: float, colour: bool) -> list
         left, right = round(start * per_unit), round(end * per_unit)
         label = str(item.microbatch) if colour else _letter(item, chunks[item.stage]) + str(item.microbatch)
         paint = shade(item.kind, chunks[item.stage], count)
-        text = label[: right - left].center(right - left) if colour else label[: right - left].ljust(right - left)
+        room = right - left
+        # A rule up to a gap at the end, so that the length of a pass shows without colour.
+        text = label[:room].center(room) if colour else (label[:room].ljust(room - 1, "-") + " ")[:room]
         for column, character in zip(range(left, right), text, strict=True):
             cells[column] = (character, paint)
     return cells

@@ -99,5 +99,6 @@ class PassCosts:
     def edge_every(self, placement: Sequence[int], from_stage: int, to_stage: int) -> int:
         """Every how many microbatches the hop between two stages is waited for (see `wrap_every`)."""
         last = max(placement)
-        ends = {placement[from_stage], placement[to_stage]}
-        return self.wrap_every if last > 1 and ends == {0, last} else 1
+        # Forward a chunk ends on the last device and the next one begins on device 0; backward the other way round.
+        wrap = (last, 0) if to_stage > from_stage else (0, last)
+        return self.wrap_every if last and (placement[from_stage], placement[to_stage]) == wrap else 1
