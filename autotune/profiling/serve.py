@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
             _fail(out, rank, error)
         report.write(out)
         del report
-        gc.collect()
+        _release_memory()
         number += 1
 
 
@@ -70,6 +70,13 @@ def _join(request: TrialRequest) -> tuple[Device, MeshCache]:
     timeout = timedelta(seconds=request.collective_timeout_s)
     dist.init_process_group(device.backend, timeout=timeout)
     return device, MeshCache(device.torch_device.type, timeout)
+
+
+def _release_memory() -> None:
+    """Give back what the plan held, so that the next one finds the device as the first did."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _log_to(path: Path) -> None:
