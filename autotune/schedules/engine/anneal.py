@@ -1,9 +1,10 @@
 """Annealing of complete orders on their critical path.
 
 A move takes one pass a few places past its neighbours on its device. Most moves are refused by a look at the moved
-passes alone: with the longest path up to each pass (its start) and from each pass to the end (its tail), the best the
-new order can reach is known in a few steps, as in tabu search for job shops (Taillard 1994; Nowicki and Smutnicki 1996).
-The others are timed by following only what changes, along a topological order repaired in place (Pearce and Kelly 2006).
+passes alone: with the longest path up to each pass (its start) and from each pass to the end (its tail), what the new
+order can reach is known in a few steps, as in tabu search for job shops (Taillard 1994; Nowicki and Smutnicki 1996).
+The others are timed by following only what changes, along a topological order repaired in place (Pearce and Kelly
+2006).
 
 The budget is counted in passes looked at, so a result depends on the seed alone.
 """

@@ -5,8 +5,8 @@ Four arguments, per device d with work w_d per microbatch, each valid for unequa
 - work: w_d for every microbatch, after the chain of F that reaches d's first stage; and the F and B work alone, before
   the chain of B that leaves d's first stage and the W of stage 0.
 - fill and drain: before the first B can start on d only F run there, no more than fit the cap; after the last F of d
-  only B and W run there, no more than the cap can hold. What does not fit is idle time. With equal unit passes on a V this
-  is the 6 n + 6 p - 3 k - 1 of "Pipeline Parallelism with Controllable Memory" (arXiv 2405.15362, appendix).
+  only B and W run there, no more than the cap can hold. What does not fit is idle time. With equal unit passes on a V
+  this is the 6 n + 6 p - 3 k - 1 of "Pipeline Parallelism with Controllable Memory" (arXiv 2405.15362, appendix).
 - path: all F (or all B) of a device, before or after the chain that leads to them or follows them.
 - memory area: each microbatch occupies activation x time at least as long as its chain takes from F to B; a device
   offers cap x time.
@@ -47,7 +47,7 @@ def lower_bounds(problem: Problem, limit: float | Sequence[float]) -> Bounds:
         limit: most activation of a device, in the memory unit of the costs; one number or one per device.
     """
     tables = problem.tables
-    S, m = problem.stages, problem.microbatches
+    m = problem.microbatches
     f, b, w = tables.forward, tables.backward, tables.weight
     # Earliest start of F and of B of every stage; time from the start of B of a stage to the end of W of stage 0.
     reach = np.concatenate(([0.0], np.cumsum(f[:-1] + tables.forward_hop[1:])))

@@ -41,7 +41,7 @@ FULL = Effort(
     climb_passes=1_500_000,
     short_anneal=1_000_000,
     long_anneal=15_000_000,
-    gain_after=(0.12, 0.08, 0.045, 0.03, 0.01),
+    gain_after=(0.12, 0.08, 0.045, 0.03, 0.008),
 )
 QUICK = Effort(
     sites=2,

@@ -68,8 +68,7 @@ def time_orders(
             comes after all it waits for.
     """
     p, n = order.shape
-    for x in range(len(start)):
-        start[x] = -1.0
+    start[:] = -1.0
     waiter = np.full(len(start), -1, np.int64)
     position = np.zeros(p, np.int64)
     ready = np.arange(p)

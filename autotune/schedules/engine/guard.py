@@ -18,9 +18,9 @@ from autotune.schedules.simulate import simulate
 
 __all__ = ["Guard", "Named", "orders_of", "schedule_of"]
 
-# The peak of these grows with the microbatches; that of all others no more beyond 2p.
-GROWING = frozenset({"gpipe"})
-MARGIN = 0.01
+# What a short one says of a long one holds for all but these: a peak that grows, a pattern that depends on m.
+UNSTEADY = frozenset({"gpipe", "gis-h"})
+MARGIN = 1e-3
 NUMBER = {"F": 0, "B": 1, "W": 2}
 
 
@@ -58,6 +58,23 @@ class Guard:
                 found.append(named)
         return found
 
+    def searched(self, problem: Problem, limit: float, makespan: float) -> list[Named]:
+        """What the named schedules that adapt to costs and to a limit reach, where faster than `makespan`.
+
+        Three of them differ in their default limit only, so one stands for all.
+        """
+        search = SCHEDULES["zb"].search
+        caps = problem.caps(limit)
+        if problem.kind != "linear" or problem.fused or search is None or not problem.fits(caps):
+            return []
+        if lower_bounds(problem, caps).best >= makespan:
+            return []
+        key = (problem, f"zb {limit}")
+        if key not in self._timed:
+            self._timed[key] = _timed(problem, search(problem.devices, problem.microbatches, limit, problem.costs))
+        named = self._timed[key]
+        return [named] if _within(named.peak, caps) and named.makespan < makespan else []
+
     def _hopeful(self, problem: Problem, kind: ScheduleKind, caps: Sequence[float], makespan: float) -> bool:
         """Whether a short one of its kind leaves room: building and timing all of them would take most of a search.
 
@@ -65,7 +82,7 @@ class Guard:
         busiest device. Tests hold both against all named schedules; `MARGIN` is for what the second leaves out.
         """
         few = 2 * problem.devices
-        if problem.microbatches <= few or kind.name in GROWING or kind.microbatches_problem(problem.devices, few):
+        if problem.microbatches <= few or kind.name in UNSTEADY or kind.microbatches_problem(problem.devices, few):
             return True
         short = simulate(_short(kind.name, problem.devices, few, problem.stages_per_device), problem.costs)
         least = short.makespan + (problem.microbatches - few) * problem.busiest_work
@@ -77,9 +94,13 @@ class Guard:
         key = (problem, kind.name)
         if key not in self._timed:
             schedule = kind.generate(problem.devices, problem.microbatches, problem.stages_per_device)
-            timeline = simulate(schedule, problem.costs)
-            self._timed[key] = Named(schedule, timeline.makespan, timeline.peak_activation)
+            self._timed[key] = _timed(problem, schedule)
         return self._timed[key]
+
+
+def _timed(problem: Problem, schedule: Schedule) -> Named:
+    timeline = simulate(schedule, problem.costs)
+    return Named(schedule, timeline.makespan, timeline.peak_activation)
 
 
 @lru_cache(maxsize=256)
@@ -88,11 +109,12 @@ def _short(name: str, devices: int, microbatches: int, stages_per_device: int) -
 
 
 def _legal(problem: Problem) -> list[ScheduleKind]:
-    """The named schedules of the problem's placement, stages, microbatches and backward."""
+    """The fixed named schedules of the problem's placement, stages, microbatches and backward."""
     return [
         named
         for named in SCHEDULES.values()
-        if named.placement == problem.kind
+        if named.search is None
+        and named.placement == problem.kind
         and not named.stages_problem(problem.stages_per_device)
         and not named.microbatches_problem(problem.devices, problem.microbatches)
         and not (problem.fused and named.split_backward)

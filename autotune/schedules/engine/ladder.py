@@ -1,7 +1,7 @@
 """Memory limits as rungs of a fixed ladder, so that more memory never gives a slower schedule.
 
-A schedule for a small limit is valid for a larger one, but two independent searches may find the better schedule for the
-smaller. So the result for a limit is defined as the best over the searches of all rungs up to it. Rungs are fixed
+A schedule for a small limit is valid for a larger one, but two independent searches may find the better schedule for
+the smaller. So the result for a limit is defined as the best over the searches of all rungs up to it. Rungs are fixed
 fractions of the pipeline, the same whatever limit is asked for; a limit between two rungs uses the lower one. Most
 smaller rungs cost nothing or little: as soon as their lower bound, or the floor of their search (see `rung`), is no
 better than what is in hand, they can't matter.
@@ -9,6 +9,7 @@ better than what is in hand, they can't matter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,9 +69,9 @@ class Ladder:
         self.unit = unit
         self.guard = Guard()
         self._effort, self._seed = effort, seed
-        self._named: dict[tuple[Problem, str], Found] = {}
+        self._named: dict[tuple[Problem, str, tuple[float, ...]], Found] = {}
         self._searches: dict[tuple[float, tuple[float, ...] | None], Rung] = {}
-        # Uneven stages hold more than `unit` somewhere: the least and the most that any placement can use are rungs too.
+        # Uneven stages hold more than `unit` somewhere: the least and the most a placement can use are rungs too.
         least = {max(problem.smallest_caps()) / unit for problem in problems}
         most = max(max(_everything(problem)) for problem in problems) / unit
         fixed = rungs(problems[0].devices, problems[0].microbatches)
@@ -83,8 +84,8 @@ class Ladder:
             limit: most activation of a device in the memory unit of the costs, one per device, or None for no limit.
         """
         listed = limit if isinstance(limit, tuple) else None
-        ceiling = max(listed) if listed is not None else limit
-        usable = [r for r in self.rungs if ceiling is None or r * self.unit <= ceiling * (1 + CAP_TOLERANCE)]
+        ceiling = math.inf if limit is None else max(limit) if isinstance(limit, tuple) else limit
+        usable = [rung for rung in self.rungs if rung * self.unit <= ceiling * (1 + CAP_TOLERANCE)]
         if listed is not None:
             usable.append(max(listed) / self.unit)  # no ladder orders lists: the limit itself comes first
         best: Rung | None = None
@@ -134,8 +135,13 @@ class Ladder:
         for problem, caps in limits.items():
             if problem not in answer.bounds or answer.bounds[problem] >= answer.makespan * (1 - SAME):
                 continue
-            for named in self.guard.better(problem, caps, answer.makespan / (1 - gain)):
-                found = self._annealed(problem, named, gain)
+            slowest = answer.makespan / (1 - gain)
+            named = self.guard.better(problem, caps, slowest)
+            for rung in reversed(self.rungs):
+                if rung * self.unit <= min(caps) * (1 + CAP_TOLERANCE):
+                    named += self.guard.searched(problem, rung * self.unit, slowest)
+            for entry in named:
+                found = self._annealed(problem, entry, gain)
                 makespan = found.makespan / problem.scale
                 if makespan < answer.makespan * (1 - SAME):
                     answer = Answer(makespan, problem, found, answer.reached | {problem: makespan}, answer.bounds)
@@ -143,7 +149,7 @@ class Ladder:
 
     def _annealed(self, problem: Problem, named: Named, gain: float) -> Found:
         """A named schedule, annealed without using more memory on any device."""
-        key = (problem, named.schedule.name)
+        key = (problem, named.schedule.name, named.peak)
         if key not in self._named:
             found = orders_of(problem, named.schedule)
             budget = self._effort.budget(self._effort.short_anneal, problem.passes)

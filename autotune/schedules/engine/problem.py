@@ -34,7 +34,7 @@ class Tables(NamedTuple):
         device: device of every stage; int64[S].
         stages_of: stages of every device in model order; int64[p, v].
         slot: place of a stage among its device's stages; int64[S].
-        forward, backward, weight: scaled times; float64[S]. With a fused backward, `backward` holds both and `weight` 0.
+        forward, backward, weight: scaled times; float64[S]. With a fused backward `backward` holds both, `weight` 0.
         forward_hop: latency into F of a stage; float64[S].
         backward_hop: latency into B of a stage; float64[S].
         activation, kept: held from F to B, and the part that stays until W; float64[S].

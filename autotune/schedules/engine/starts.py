@@ -45,7 +45,7 @@ def _policies(v: int) -> dict[str, Floats]:
 
 
 class _Chain:
-    """Least increments of a problem's chain, stretched leg by leg (a leg is p positions: one sweep over the devices)."""
+    """Least increments of a problem's chain, stretched leg by leg (a leg is p positions, one sweep over devices)."""
 
     def __init__(self, problem: Problem) -> None:
         tables = problem.tables
