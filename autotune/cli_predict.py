@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,8 +35,8 @@ def predict(
     machine: Annotated[str, typer.Option(help="machine numbers to change: name=value;name=value")] = "",
 ) -> None:
     """Predict step time and peak memory of one plan, or rank all plans of a space, without running anything."""
-    from autotune.cost.explain import summary_line, to_dict
     from autotune.cost.explain import explain as explained
+    from autotune.cost.explain import summary_line, to_dict
 
     loaded, fixed = _load(space)
     predictor = _predictor(loaded, stack, assume, machine)
@@ -55,7 +54,7 @@ def predict(
         typer.echo(json.dumps([to_dict(prediction, limit) for prediction in ranked[:top]], indent=2))
         return
     fitting = sum(prediction.refusal(limit) is None for prediction in ranked)
-    typer.echo(f"{len(ranked)} plans, {fitting} expected to fit; the first {min(top, len(ranked))}:")
+    typer.echo(f"{len(ranked)} plans, {fitting} not refused for memory; the first {min(top, len(ranked))}:")
     for prediction in ranked[:top]:
         best = predictor.predict(prediction.plan, exact=True) if explain else prediction
         typer.echo(explained(best, limit) + "\n" if explain else _line(prediction, limit, summary_line(prediction)))
@@ -131,7 +130,7 @@ def _predictor(space: Any, stack: str | None, assume: str, numbers: str) -> Any:
     figures = machine(space.cluster.device)
     changes = dict(_numbers(numbers, list(figures.__dataclass_fields__)))
     return Predictor(
-        space.model, space.cluster, space.training, with_settings(assumptions, assume), replace(figures, **changes)
+        space.model, space.cluster, space.training, with_settings(assumptions, assume), figures.with_numbers(**changes)
     )
 
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from autotune.cost.assumptions import Assumptions
 from autotune.cost.devices import Machine
+from autotune.cost.predict import Predictor
 from autotune.errors import UserError
+from autotune.space.cluster import ClusterSpec
+from autotune.space.model import ModelSpec
+from autotune.space.plan import Plan
+from autotune.space.training import TrainingSpec
 
-__all__ = ["FITTABLE", "fit_machine"]
+__all__ = ["FITTABLE", "Refit", "fit_machine", "refit_to_trials"]
 
 FITTABLE: dict[str, tuple[float, float, float]] = {
     "efficiency": (0.05, 1.0, 0.6),
@@ -77,3 +84,44 @@ def _walk(residuals, point, best, step, low, high):  # type: ignore[no-untyped-d
         if float(errors @ errors) < float(best @ best) * (1 - 1e-6) - 1e-15:
             return True, trial, errors
     return False, point, best
+
+
+@dataclass(frozen=True)
+class Refit:
+    """A machine fitted to finished trials.
+
+    Attributes:
+        before, after: mean absolute relative error of the step time over those trials.
+    """
+
+    machine: Machine
+    before: float
+    after: float
+
+
+def refit_to_trials(
+    trials: Sequence[tuple[Plan, float]],
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    training: TrainingSpec,
+    machine: Machine,
+    assumptions: Assumptions | None = None,
+    numbers: Sequence[str] = ("efficiency",),
+) -> Refit:
+    """Fits machine numbers to measured trials of one space, starting at `machine`'s own.
+
+    Args:
+        trials: plans and their measured step times in seconds.
+        assumptions: what ran them; None: this package's worker.
+
+    Raises:
+        UserError: fewer trials than numbers, or a number that can't be fitted.
+    """
+
+    def errors(figures: Machine) -> list[float]:
+        predictor = Predictor(model, cluster, training, assumptions, figures)
+        return [predictor.predict(plan).step_time_s / measured_s - 1 for plan, measured_s in trials]
+
+    fitted = fit_machine(machine, numbers, errors, from_start=False)
+    before, after = (sum(map(abs, errors(m))) / len(trials) for m in (machine, fitted))
+    return Refit(fitted, before, after)

@@ -10,8 +10,8 @@ __all__ = ["MEMORY_ERROR", "DeviceMemory", "memory_refusal"]
 
 GIB = 1024**3
 
-MEMORY_ERROR = 0.03
-"""Largest relative error of the memory model over the published measurements (`autotune validate` prints it)."""
+MEMORY_ERROR = 0.08
+"""No published measurement is further below its prediction than this (`autotune validate` prints the errors)."""
 
 
 @dataclass(frozen=True)

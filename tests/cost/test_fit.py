@@ -8,7 +8,8 @@ import pytest
 
 from autotune.cost.assumptions import MEGATRON, stack
 from autotune.cost.devices import Machine, machine
-from autotune.cost.fit import fit_machine
+from autotune.cost.fit import fit_machine, refit_to_trials
+from autotune.cost.memory import MEMORY_ERROR
 from autotune.cost.predict import Predictor
 from autotune.cost.published import PublishedRun, load_tables, with_settings
 from autotune.cost.validate import Figure, RowError, render, validate
@@ -42,6 +43,18 @@ def test_impossible_fits_are_refused() -> None:
         fit_machine(machine("cpu"), ("charm",), lambda _: [0.0])
     with pytest.raises(UserError, match="2 numbers can't be fitted to 1"):
         fit_machine(machine("cpu"), ("efficiency", "kernel_s"), lambda _: [0.0])
+
+
+def test_finished_trials_refine_the_efficiency_and_tell_the_error_before_and_after() -> None:
+    runs = [run for run in load_tables()[1].runs if run.model.name.startswith("llama3-70b")]
+    base, truth = machine("b200"), machine("b200").with_numbers(efficiency=0.5)
+    first = runs[0]
+    given = first.model, first.cluster, first.training
+    predictor = Predictor(*given, first.assumptions, truth)
+    trials = [(run.plan, 1.01 * predictor.predict(run.plan).step_time_s) for run in runs]
+    refit = refit_to_trials(trials, *given, base, first.assumptions)
+    assert refit.after < 0.02 < refit.before
+    assert refit.machine.efficiency == pytest.approx(0.5, rel=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +95,13 @@ def test_throughput_and_memory_of_the_zero_bubble_paper(figures) -> None:
         order = figures[f"{name}, order of schedules"]
         assert sum(row.published - row.predicted for row in order.rows) <= 1
     assert figures["zero-bubble: peak memory"].mean <= 0.025
+
+
+def test_no_plan_that_ran_would_have_been_refused_at_the_memory_it_took(figures) -> None:
+    rows = [row for name, figure in figures.items() if name.endswith("peak memory") for row in figure.rows]
+    assert len(rows) == 56
+    for row in rows:
+        assert row.predicted * (1 - MEMORY_ERROR) <= row.published
 
 
 def test_figure_1_of_the_recomputation_paper_is_exact_to_print(figures) -> None:

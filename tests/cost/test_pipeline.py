@@ -100,6 +100,12 @@ def test_a_schedule_that_adapts_is_searched_with_the_plans_ratios() -> None:
     assert max(run.peak_bytes) <= 2 * 4
 
 
+def test_a_schedule_is_built_once_for_all_plans_that_run_it() -> None:
+    first = pipeline("v-half", 4, 24, 2)
+    assert pipeline("v-half", 4, 24, 2) is first
+    assert pipeline("v-half", 4, 28, 2).orders[1] is first.orders[1]  # steps of the same remainder share short ones
+
+
 def test_numbers_a_schedule_does_not_allow_are_refused() -> None:
     with pytest.raises(UserError, match="multiple of 4"):
         pipeline("interleaved-1f1b", 4, 6, 2)
