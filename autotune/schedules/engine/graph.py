@@ -81,10 +81,10 @@ def time_orders(
         k = position[d]
         clock = 0.0
         if k > 0:
-            x = order[d, k - 1]
+            x = int(order[d, k - 1])
             clock = start[x] + duration[x // m]
         while k < n:
-            x = order[d, k]
+            x = int(order[d, k])
             row = x // m
             begin = clock
             if before[row] != 0:
