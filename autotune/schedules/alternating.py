@@ -6,6 +6,7 @@ They differ in the order of the forwards, how many come first, and how long a we
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from autotune.schedules.placement import linear_placement, loop_placement
 from autotune.schedules.schedule import Pass, Schedule
@@ -90,49 +91,70 @@ def _grouped(
     microbatches: int,
     stages_per_device: int,
     *,
-    group: int,
+    sizes: Sequence[int],
     hop: int,
     lag: int | None,
-    whole_groups: bool = False,
 ) -> Schedule:
     """Interleaved stages: groups of microbatches go through the stages of a device one after the other.
 
     Args:
-        group: microbatches of a group.
+        sizes: microbatches of each group, the first one the largest; what they hold beyond `microbatches` is left out
+            of the order.
         hop: forwards of the warm-up that each device behind adds.
         lag: W are put off by this many passes per device before; None: fused.
-        whole_groups: order the last group as if it were whole and leave out what is not there; else it is smaller.
     """
     placement = loop_placement(devices, stages_per_device)
-    planned = -(-microbatches // group) * group if whole_groups else microbatches
-    groups = [range(start, min(start + group, planned)) for start in range(0, planned, group)]
+    ends = list(accumulate(sizes))
+    groups = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
     order = []
     for device in range(devices):
         stages = [chunk * devices + device for chunk in range(stages_per_device)]
         forwards = [(stage, i) for members in groups for stage in stages for i in members]
         backwards = [(stage, i) for members in groups for stage in reversed(stages) for i in members]
-        warm_up = (stages_per_device - 1) * group + hop * (devices - 1 - device)
+        warm_up = (stages_per_device - 1) * sizes[0] + hop * (devices - 1 - device)
         passes = alternate(forwards, backwards, warm_up, None if lag is None else lag * device)
         order.append(tuple(item for item in passes if item.microbatch < microbatches))
     return Schedule(name, microbatches, placement, tuple(order))
 
 
+def _group_sizes(microbatches: int, group: int) -> list[int]:
+    """Sizes of groups of at most `group`: whole ones and a smaller last one, or even ones if that is under half.
+
+    Stages wait for a small group to come round, so a very small one costs more than groups that are all a bit smaller.
+
+    >>> _group_sizes(20, 8), _group_sizes(17, 8)
+    ([8, 8, 4], [6, 6, 5])
+    """
+    whole, rest = divmod(microbatches, group)
+    if 2 * rest >= group or rest == 0:
+        return [group] * whole + [rest] * (rest > 0)
+    share, larger = divmod(microbatches, whole + 1)
+    return [share + 1] * larger + [share] * (whole + 1 - larger)
+
+
 def interleaved_1f1b(devices: int, microbatches: int, stages_per_device: int) -> Schedule:
     """Groups of p; device i runs (v - 1) p + 2 (p - 1 - i) forwards first (Megatron-LM, arXiv 2104.04473)."""
-    return _grouped("interleaved-1f1b", devices, microbatches, stages_per_device, group=devices, hop=2, lag=None)
+    sizes = [devices] * (microbatches // devices)
+    return _grouped("interleaved-1f1b", devices, microbatches, stages_per_device, sizes=sizes, hop=2, lag=None)
 
 
 def interleaved_zb(devices: int, microbatches: int, stages_per_device: int) -> Schedule:
     """ZB-H1 on interleaved stages: (v - 1) p + p - 1 - i forwards first, W put off by i passes on device i."""
-    return _grouped("interleaved-zb", devices, microbatches, stages_per_device, group=devices, hop=1, lag=1)
+    sizes = _group_sizes(microbatches, devices)
+    return _grouped("interleaved-zb", devices, microbatches, stages_per_device, sizes=sizes, hop=1, lag=1)
 
 
 def gis(devices: int, microbatches: int, stages_per_device: int) -> Schedule:
     """Grouped interleaved: one F less per hop than interleaved 1F1B, W after B (PipeOffload, arXiv 2503.01328)."""
-    return _grouped("gis", devices, microbatches, stages_per_device, group=devices, hop=1, lag=0, whole_groups=True)
+    sizes = _group_sizes(microbatches, devices)
+    return _grouped("gis", devices, microbatches, stages_per_device, sizes=sizes, hop=1, lag=0)
 
 
 def gis_h(devices: int, microbatches: int, stages_per_device: int) -> Schedule:
-    """Grouped interleaved with groups of p / 2: half the memory for many stages (PipeOffload, arXiv 2503.01328)."""
+    """Grouped interleaved with groups of p / 2: half the memory for many stages (PipeOffload, arXiv 2503.01328).
+
+    Groups this small only keep their order free of deadlock when whole, so a last one is planned whole.
+    """
     half = (devices + 1) // 2
-    return _grouped("gis-h", devices, microbatches, stages_per_device, group=half, hop=1, lag=0, whole_groups=True)
+    sizes = [half] * -(-microbatches // half)
+    return _grouped("gis-h", devices, microbatches, stages_per_device, sizes=sizes, hop=1, lag=0)

@@ -40,7 +40,7 @@ class Timetable:
         return Schedule(name, self.microbatches, self.placement, order)
 
 
-COMPARED = 3  # ways are compared on at most this many microbatches per device; more repeat the steady state
+COMPARED = 2  # ways are compared on at most this many microbatches per device; more repeat the steady state
 
 
 def unroll(block: BuildingBlock, microbatches: int, limits: tuple[int, ...] | None = None) -> Timetable:
@@ -114,8 +114,10 @@ def reorder(table: Timetable, limits: tuple[int, ...], *, put_off_weights: bool 
     rows = [_Device(row, table, limit, put_off_weights) for row, limit in zip(table.cells, limits, strict=True)]
     cells: list[list[tuple[int, Pass]]] = [[] for _ in rows]
     left = sum(len(row) for row in table.cells)
+    stuck = 4 * left + table.slots
     slot = 0
     while left:
+        assert slot < stuck, "a legal order within the limits always goes on"
         # A pass ends after its slot, so no choice of a slot depends on another one.
         for device, cell in zip(rows, cells, strict=True):
             if device.free > slot:

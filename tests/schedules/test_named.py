@@ -119,6 +119,17 @@ def test_v_schedules_hold_half_and_a_third_of_1f1b() -> None:
     assert max(timeline("1f1b-v", p, m).peak_activation) / reference == pytest.approx(2 / 3, abs=0.06)
 
 
+@pytest.mark.parametrize("name", ["interleaved-zb", "gis", "gis-h"])
+def test_microbatches_that_do_not_fill_a_group_cost_neither_memory_nor_much_time(name: str) -> None:
+    p, v = 8, 2
+    limit = PEAKS[name](p, 0, v)
+    for m in range(1, 3 * p):
+        found = timeline(name, p, m, v)
+        assert max(found.peak_activation) <= limit, m
+        whole = -(-m // p) * p
+        assert found.makespan <= timeline(name, p, whole, v).makespan, m
+
+
 def test_memory_of_1f1b_does_not_grow_with_microbatches() -> None:
     assert timeline("1f1b", 4, 8).peak_activation == timeline("1f1b", 4, 64).peak_activation
 
