@@ -11,6 +11,7 @@ from autotune.errors import UserError
 from autotune.export.job import Job
 from autotune.export.script import launch_script, shell_array
 from autotune.space.model import ModelSpec, padded_vocab
+from autotune.space.rope import RopeScaling
 
 __all__ = ["megatron_arguments", "megatron_files", "megatron_problems"]
 
@@ -71,6 +72,8 @@ def _model_problems(model: ModelSpec) -> list[str]:
         problems.append("Megatron-LM has the tanh approximation of gelu only fused with a bias, and the MLP has none")
     if model.positions == "rope" and model.rope_theta != int(model.rope_theta):
         problems.append(f"Megatron-LM reads --rotary-base as a whole number, not {model.rope_theta}")
+    if model.rope_scaling is not None and not _megatron_scaling(model.rope_scaling):
+        problems.append(f"Megatron-LM has no such rope scaling: {model.rope_scaling}")
     return problems
 
 
@@ -152,7 +155,17 @@ def _position_arguments(model: ModelSpec) -> list[str]:
         "--position-embedding-type rope",
         f"--rotary-base {int(model.rope_theta)}",
         f"--rotary-percent {model.rotary_fraction:g}",
+        *(_megatron_scaling(model.rope_scaling) if model.rope_scaling else ()),
     ]
+
+
+def _megatron_scaling(scaling: RopeScaling) -> tuple[str, ...]:
+    """Options of a rope scaling; empty if Megatron-LM can't express it (its llama3 factors are fixed)."""
+    if scaling.kind == "linear":
+        whole = scaling.factor == int(scaling.factor)
+        return (f"--rotary-seq-len-interpolation-factor {int(scaling.factor)}",) if whole else ()
+    fixed = (scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_positions) == (1.0, 4.0, 8192)
+    return ("--use-rope-scaling", f"--rope-scaling-factor {scaling.factor:g}") if fixed else ()
 
 
 def _activation_arguments(model: ModelSpec) -> list[str]:

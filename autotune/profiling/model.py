@@ -14,6 +14,7 @@ from autotune.profiling.loss import cross_entropy
 from autotune.profiling.sequence_parallel import SequenceParallel
 from autotune.profiling.weight_grad import DeferredLinear, WeightGradStore
 from autotune.space.model import ModelSpec, padded_vocab
+from autotune.space.rope import rope_frequencies
 
 __all__ = ["Block", "DeviceStages", "Rotary", "Stage", "StageContext", "stage_layers"]
 
@@ -54,15 +55,16 @@ class Rotary:
 
     def __init__(self, spec: ModelSpec) -> None:
         self.width = int(spec.head_dim * spec.rotary_fraction) // 2 * 2
-        self.length, self.theta = spec.sequence_length, spec.rope_theta
+        self.length = spec.sequence_length
+        self.frequencies = rope_frequencies(self.width, spec.rope_theta, spec.rope_scaling)
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def tables(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin, each (sequence, 1, width)."""
         key = (device, dtype)
         if key not in self._tables:
-            exponents = torch.arange(0, self.width, 2, dtype=torch.float32, device=device) / self.width
-            angles = torch.outer(torch.arange(self.length, device=device).float(), self.theta**-exponents)
+            frequencies = torch.tensor(self.frequencies, dtype=torch.float32, device=device)
+            angles = torch.outer(torch.arange(self.length, device=device).float(), frequencies)
             angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
             self._tables[key] = (angles.cos().to(dtype), angles.sin().to(dtype))
         return self._tables[key]

@@ -67,7 +67,7 @@ class TrialRequest:
             trial=values["trial"],
             plan=Plan.from_dict(values["plan"]),
             schedule=Schedule.from_dict(values["schedule"]),
-            model=ModelSpec(**values["model"]),
+            model=ModelSpec.from_dict(values["model"]),
             cluster=ClusterSpec(**{**cluster, **links}),
             training=TrainingSpec(**values["training"]),
             warmup_steps=values["warmup_steps"],

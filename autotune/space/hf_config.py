@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.errors import UserError
 from autotune.space.model import ModelSpec
+from autotune.space.rope import RopeScaling
 
 __all__ = ["HF_FAMILIES", "HfModel", "model_from_hf", "read_hf_config"]
 
@@ -181,9 +182,12 @@ def _head_dim(reader: _Reader, hidden: int, heads: int, default: int | None = No
     return max(1, hidden // heads)
 
 
-def _rope(reader: _Reader, default_fraction: float = 1.0) -> tuple[float, float]:
-    """(theta, fraction of a head that is turned), in the old spelling (`rope_theta`, `rope_scaling`, `rotary_pct`,
-    `rotary_emb_base`) or the new one (`rope_parameters`); a scaling that changes the angles is refused."""
+def _rope(reader: _Reader, default_fraction: float = 1.0) -> tuple[float, float, RopeScaling | None]:
+    """(theta, fraction of a head that is turned, scaling); a scaling we don't model is refused.
+
+    Read in the old spelling (`rope_theta`, `rope_scaling`, `rotary_pct`, `rotary_emb_base`) or the new one
+    (`rope_parameters`).
+    """
     values = reader.values
     nested = values.get("rope_parameters")
     if nested is not None and not isinstance(nested, dict):
@@ -200,26 +204,43 @@ def _rope(reader: _Reader, default_fraction: float = 1.0) -> tuple[float, float]
             merged[new] = values.get(old)
     if any(isinstance(part, dict) for part in (nested or {}).values()):
         reader.refuse("rope_parameters", "different rope parameters for different layers are not modelled")
-        return 10000.0, default_fraction
-    for key, scaling in (("rope_scaling", values.get("rope_scaling")), ("rope_parameters", nested)):
-        _refuse_rope_scaling(reader, key, scaling)
+        return 10000.0, default_fraction, None
+    key = "rope_scaling" if values.get("rope_scaling") is not None else "rope_parameters"
+    scaling = _rope_scaling(reader, key, nested if key == "rope_parameters" else values[key])
     inner = _Reader(merged, reader.problems)
     theta = inner.number("rope_theta", 10000.0)
     fraction = inner.number("partial_rotary_factor", default_fraction)
     if fraction > 1 or (default_fraction == 1.0 and fraction != 1.0):
         reader.refuse(fraction_key, f"{fraction} is not modelled for this family")
-    return theta, fraction
+    return theta, fraction, scaling
 
 
-def _refuse_rope_scaling(reader: _Reader, key: str, scaling: object) -> None:
-    if scaling is None:
-        return
-    if not isinstance(scaling, dict):
-        reader.refuse(key, f"{_show(scaling)} is not an object")
-        return
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if kind not in (None, "default"):
-        reader.refuse(key, f'rope scaling {_show(kind)} is not modelled; modelled: none (null or "default")')
+def _rope_scaling(reader: _Reader, key: str, values: object) -> RopeScaling | None:
+    if values is None:
+        return None
+    if not isinstance(values, dict):
+        reader.refuse(key, f"{_show(values)} is not an object")
+        return None
+    kind = values.get("rope_type", values.get("type"))
+    if kind in (None, "default"):
+        return None
+    if kind not in ("linear", "llama3"):
+        known = 'none (null or "default"), "linear", "llama3"'
+        reader.refuse(key, f"rope scaling {_show(kind)} is not modelled; modelled: {known}")
+        return None
+    inner = _Reader(values, [])
+    needed = ("factor",) if kind == "linear" else ("factor", "low_freq_factor", "high_freq_factor")
+    numbers = {name: inner.number(name, 1.0) for name in needed}
+    missing = [name for name in needed if values.get(name) is None]
+    if kind == "llama3" and not missing:
+        if numbers["high_freq_factor"] <= numbers["low_freq_factor"]:
+            inner.refuse("high_freq_factor", f"{numbers['high_freq_factor']} is not above low_freq_factor")
+        numbers["original_positions"] = inner.whole("original_max_position_embeddings", None)
+    reader.problems += [f"{key}.{problem}" for problem in inner.problems]
+    if missing:
+        reader.refuse(key, f"rope scaling {_show(kind)} needs {', '.join(missing)}")
+        return None
+    return RopeScaling(kind, **numbers)  # type: ignore[arg-type]
 
 
 def _refuse_sliding_window(reader: _Reader, window: object, layers: int, sequence_length: int) -> None:
@@ -255,7 +276,7 @@ def _llama(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
     hidden = reader.whole("hidden_size", 4096)
     heads = reader.whole("num_attention_heads", 32)
     reader.activation("hidden_act", "silu", SILU)
-    theta, _ = _rope(reader)
+    theta, _, scaling = _rope(reader)
     bias = reader.flag("attention_bias", False)
     return ModelSpec(
         layers=reader.whole("num_hidden_layers", 32),
@@ -272,6 +293,7 @@ def _llama(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
         mlp_bias=reader.flag("mlp_bias", False),
         norm_epsilon=reader.number("rms_norm_eps", 1e-6),
         rope_theta=theta,
+        rope_scaling=scaling,
         name=name,
     )
 
@@ -283,7 +305,7 @@ def _mistral(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
     kv_default = heads if "num_key_value_heads" in reader.values else 8
     layers = reader.whole("num_hidden_layers", 32)
     reader.activation("hidden_act", "silu", SILU)
-    theta, _ = _rope(reader)
+    theta, _, scaling = _rope(reader)
     window = reader.values.get("sliding_window", 4096)
     if reader.values.get("layer_types") is not None:
         windowed = _sliding_layers(reader, layers, window)
@@ -302,6 +324,7 @@ def _mistral(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
         tied_embeddings=reader.flag("tie_word_embeddings", False),
         norm_epsilon=reader.number("rms_norm_eps", 1e-6),
         rope_theta=theta,
+        rope_scaling=scaling,
         name=name,
     )
 
@@ -313,7 +336,7 @@ def _qwen(reader: _Reader, sequence_length: int, name: str, third: bool) -> Mode
     kv_default = heads if "num_key_value_heads" in reader.values else 32
     layers = reader.whole("num_hidden_layers", 32)
     reader.activation("hidden_act", "silu", SILU)
-    theta, _ = _rope(reader)
+    theta, _, scaling = _rope(reader)
     window = reader.values.get("sliding_window", 4096) if reader.flag("use_sliding_window", False) else None
     _refuse_sliding_window(reader, window, _sliding_layers(reader, layers, window), sequence_length)
     if third and "head_dim" in reader.values and reader.values["head_dim"] is None:
@@ -334,6 +357,7 @@ def _qwen(reader: _Reader, sequence_length: int, name: str, third: bool) -> Mode
         qk_norm=third,
         norm_epsilon=reader.number("rms_norm_eps", 1e-6),
         rope_theta=theta,
+        rope_scaling=scaling,
         name=name,
     )
 
@@ -384,7 +408,7 @@ def _gpt_neox(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
     if hidden % heads:
         reader.refuse("hidden_size", f"{hidden} is not a multiple of {heads} attention heads")
     activation = reader.activation("hidden_act", "gelu", GELU_TANH | GELU_EXACT)
-    theta, fraction = _rope(reader, default_fraction=0.25)
+    theta, fraction, scaling = _rope(reader, default_fraction=0.25)
     bias = reader.flag("attention_bias", True)
     return ModelSpec(
         layers=reader.whole("num_hidden_layers", 44),
@@ -406,6 +430,7 @@ def _gpt_neox(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
         norm_epsilon=reader.number("layer_norm_eps", 1e-5),
         rope_theta=theta,
         rotary_fraction=fraction,
+        rope_scaling=scaling,
         name=name,
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from autotune.space.rope import RopeScaling
 
 __all__ = ["Activation", "ModelSpec", "Norm", "Positions", "padded_vocab"]
 
@@ -25,6 +27,7 @@ class ModelSpec:
         sequence_length: tokens of one sample.
         max_positions: rows of the learned position table (0 with rope).
         rotary_fraction: leading share of each head that rope turns (GPT-NeoX `rotary_pct`).
+        rope_scaling: stretches the rope frequencies; None for none.
         qk_norm: RMS norm over head_dim of q and k before rope (Qwen3).
     """
 
@@ -50,7 +53,14 @@ class ModelSpec:
     norm_epsilon: float = 1e-5
     rope_theta: float = 10000.0
     rotary_fraction: float = 1.0
+    rope_scaling: RopeScaling | None = None
     name: str = "model"
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelSpec:
+        """The model that `dataclasses.asdict` wrote."""
+        scaling = values.get("rope_scaling")
+        return cls(**{**values, "rope_scaling": RopeScaling(**scaling) if scaling else None})
 
     def layer_parameters(self) -> int:
         """Parameters of one block."""

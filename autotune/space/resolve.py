@@ -14,6 +14,7 @@ from autotune.space.devices import DEVICES
 from autotune.space.hf_config import read_hf_config
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Recompute
+from autotune.space.rope import RopeScaling
 from autotune.space.sections import ClusterSection, LinkSection, ModelSection, SearchSection, TrainingSection
 from autotune.space.settings import SearchLists
 from autotune.space.space_file import Problems
@@ -95,6 +96,7 @@ def _model_from_fields(section: ModelSection, problems: Problems) -> ModelSpec |
         norm_epsilon=section.norm_epsilon,
         rope_theta=section.rope_theta,
         rotary_fraction=section.rotary_fraction,
+        rope_scaling=RopeScaling(**section.rope_scaling.model_dump()) if section.rope_scaling else None,
         name=section.name or "model",
     )
 
@@ -105,7 +107,7 @@ def _check_positions(section: ModelSection, head_dim: int, problems: Problems) -
         if table < section.sequence_length:
             message = f"{table} learned positions are fewer than sequence_length = {section.sequence_length}"
             problems.add(("model", "max_positions"), message)
-        for key in ("rotary_fraction", "rope_theta"):
+        for key in ("rotary_fraction", "rope_theta", "rope_scaling"):
             if key in section.model_fields_set:
                 problems.add(("model", key), "needs positions: rope, not learned")
         return

@@ -8,7 +8,17 @@ from __future__ import annotations
 import difflib
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from autotune.errors import UserError
@@ -85,6 +95,22 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class RopeScalingSection(_Section):
+    """How the rope frequencies of a longer context follow from the original one's."""
+
+    kind: Literal["linear", "llama3"] = Field(description="linear: divide all; llama3: divide the slow ones")
+    factor: Number = Field(description="how many times longer the context becomes")
+    low_freq_factor: Number = Field(1.0, description="llama3: wavelengths above original_positions / this are divided")
+    high_freq_factor: Number = Field(4.0, description="llama3: those below original_positions / this are kept")
+    original_positions: Count = Field(8192, description="llama3: tokens of the context before scaling")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RopeScalingSection:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise PydanticCustomError(TOLD, f"high_freq_factor {self.high_freq_factor} must be above low_freq_factor")
+        return self
+
+
 class ModelSection(_Section):
     """The decoder-only transformer: a Hugging Face config, or its fields."""
 
@@ -111,6 +137,7 @@ class ModelSection(_Section):
     norm_epsilon: Number = Field(1e-5, description="epsilon of the norms")
     rope_theta: Number = Field(10000.0, description="base of the rope frequencies")
     rotary_fraction: Fraction = Field(1.0, description="leading share of a head that rope turns (GPT-NeoX)")
+    rope_scaling: RopeScalingSection | None = Field(None, description="stretches the rope frequencies")
     name: StrictStr | None = Field(None, description="name in tables; default: the config's folder or file name")
 
 

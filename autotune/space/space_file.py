@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,8 +207,9 @@ def _model_values(model: Any) -> dict[str, Any]:
     values = {key: getattr(model, key) for key in ModelSection.model_fields if key != "hf_config"}
     if model.positions == "rope":
         del values["max_positions"]
+        values["rope_scaling"] = asdict(model.rope_scaling) if model.rope_scaling else None
     else:
-        del values["rotary_fraction"], values["rope_theta"]
+        del values["rotary_fraction"], values["rope_theta"], values["rope_scaling"]
     if model.activation == "swiglu":
         del values["gelu_tanh"]
     return values

@@ -9,6 +9,7 @@ from autotune.schedules.registry import SCHEDULES, build
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan, Recompute, spread_layers
+from autotune.space.rope import RopeScaling
 from autotune.space.training import DType, TrainingSpec
 
 # Vocabularies are odd, so tp 2 pads them. The four differ in every detail a ModelSpec has.
@@ -22,6 +23,8 @@ LLAMA = ModelSpec(
     ffn_hidden=24,
     vocab=61,
     sequence_length=8,
+    rope_theta=50.0,
+    rope_scaling=RopeScaling("llama3", 4.0, original_positions=24),
 )
 GPT2 = ModelSpec(
     name="gpt2",

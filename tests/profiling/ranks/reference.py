@@ -14,6 +14,7 @@ from torch import Tensor
 from autotune.profiling.data import sample_tokens
 from autotune.profiling.init import initial_value
 from autotune.space.model import ModelSpec
+from autotune.space.rope import RopeScaling
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -116,10 +117,22 @@ class Reference:
         width = int(self.spec.head_dim * self.spec.rotary_fraction) // 2 * 2
         half = width // 2
         rates = torch.tensor([self.spec.rope_theta ** (-2 * i / width) for i in range(half)], dtype=torch.float64)
+        if self.spec.rope_scaling is not None:
+            rates = self._llama3_rates(rates, self.spec.rope_scaling)
         angle = (torch.arange(x.shape[1], dtype=torch.float64)[:, None] * rates)[:, None, :]
         a, b = x[..., :half], x[..., half:width]
         turned = [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin(), x[..., width:]]
         return torch.cat(turned, dim=-1)
+
+    @staticmethod
+    def _llama3_rates(rates: Tensor, scaling: RopeScaling) -> Tensor:
+        """By wavelength: long ones divided, short ones kept, a straight line in context/wavelength between."""
+        wavelength = 2 * math.pi / rates
+        long, short = (scaling.original_positions / f for f in (scaling.low_freq_factor, scaling.high_freq_factor))
+        share = scaling.original_positions / wavelength - scaling.low_freq_factor
+        share = share / (scaling.high_freq_factor - scaling.low_freq_factor)
+        between = (1 - share) * rates / scaling.factor + share * rates
+        return torch.where(wavelength > long, rates / scaling.factor, torch.where(wavelength < short, rates, between))
 
     def _mlp(self, name: str, x: Tensor) -> Tensor:
         up = self._linear(f"{name}.up", x)
