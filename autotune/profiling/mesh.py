@@ -43,10 +43,12 @@ class MeshCache:
     Attributes:
         device_type: `cpu` or `cuda`.
         timeout: how long a collective of any of the groups may take.
+        backend: of the groups; None: that of the default process group.
     """
 
     device_type: str
     timeout: timedelta
+    backend: str | None = None
     _meshes: dict[tuple[int, int, int], PlanMesh] = field(default_factory=dict)
     _pairs: dict[tuple[int, int, int, int, int], dist.ProcessGroup | None] = field(default_factory=dict)
 
@@ -74,7 +76,7 @@ class MeshCache:
             for dp_rank in range(ranks.shape[1]):
                 for tp_rank in range(ranks.shape[2]):
                     members = [int(ranks[device, dp_rank, tp_rank]) for device in (first, second)]
-                    group = dist.new_group(members, timeout=self.timeout)
+                    group = dist.new_group(members, timeout=self.timeout, backend=self.backend)
                     if dist.get_rank() in members:
                         mine = group
             self._pairs[key] = mine
@@ -88,7 +90,7 @@ class MeshCache:
         for axis in range(3):
             mine = None
             for members in ranks.movedim(axis, -1).reshape(-1, ranks.shape[axis]).tolist():
-                group = dist.new_group(members, timeout=self.timeout)
+                group = dist.new_group(members, timeout=self.timeout, backend=self.backend)
                 if rank in members:
                     mine = group
             assert mine is not None

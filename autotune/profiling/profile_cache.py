@@ -122,6 +122,7 @@ def _version(package: str) -> str:
 _MEASURED = (
     "device",
     "executor",
+    "host_cost",
     "loss",
     "meters",
     "model",

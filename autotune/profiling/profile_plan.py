@@ -11,18 +11,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import cast
+from typing import Literal
 
 from autotune.cost.assumptions import element_bytes
 from autotune.cost.memory import DeviceMemory, memory_refusal
 from autotune.cost.predict import Breakdown
 from autotune.profiling.profile_cache import ProfileCache, hardware
+from autotune.profiling.profile_errors import ProfileError
 from autotune.profiling.profile_memory import WalkedPeak, walk
 from autotune.profiling.profile_records import (
     DEPTHS,
     DeviceFigures,
     DeviceKey,
     Ends,
+    HostFigures,
+    HostKey,
     PassesKey,
     StageFigures,
     StageKind,
@@ -30,7 +33,7 @@ from autotune.profiling.profile_records import (
     stage_at,
 )
 from autotune.profiling.protocol import PassTime, RankReport, TrialRequest
-from autotune.profiling.stage_profiler import ProfileError, StageProfiler
+from autotune.profiling.stage_profiler import StageProfiler
 from autotune.profiling.virtual_clock import StepParts, replay
 from autotune.results.measurement import Measurement, TrialOutcome
 from autotune.schedules.lowering import lower
@@ -106,8 +109,9 @@ class PlanProfiler:
         devices = [self._device_figures(request, device) for device in range(request.plan.pp)]
         memory = _memory(request, figures, devices)
         width = request.plan.dp * request.plan.tp
+        hosts = {"tp": self._host("tp", request.plan.tp), "dp": self._host("dp", request.plan.dp)}
         reports = [
-            _report(request, device * width + k, device, figures, devices[device], memory[device])
+            _report(request, device * width + k, device, figures, devices[device], memory[device], hosts)
             for device in range(request.plan.pp)
             for k in range(width)
         ]
@@ -144,9 +148,14 @@ class PlanProfiler:
         layers, keys = _device_keys(request, device)
         return device_at(layers, {key.layers: self.stages.device_figures(key) for key in keys})
 
+    def _host(self, axis: Literal["tp", "dp"], ranks: int) -> HostFigures:
+        if self.stages.device != "cpu" or ranks == 1:
+            return HostFigures(0.0, 0.0)
+        return self.stages.host_figures(HostKey(axis, ranks))
+
 
 def wanted_keys(requests: Iterable[TrialRequest]) -> list[PassesKey | DeviceKey]:
-    """Everything that profiling these plans measures, each once."""
+    """Every shape that profiling these plans measures, each once."""
     found: dict[PassesKey | DeviceKey, None] = {}
     for request in requests:
         plan = request.plan
@@ -192,12 +201,8 @@ def _splits(request: TrialRequest, stage: int) -> list[bool]:
 
 def _passes_keys(request: TrialRequest, layers: int, split: bool) -> list[PassesKey]:
     plan = request.plan
-    sharded = plan.dp > 1 or request.training.dtype != "float32"
     whole = plan.stages == 1
-    return [
-        PassesKey(plan.tp, sharded, plan.micro_batch_size, plan.recompute, split, whole, depth)
-        for depth in _depths(layers)
-    ]
+    return [PassesKey(plan.tp, plan.micro_batch_size, plan.recompute, split, whole, depth) for depth in _depths(layers)]
 
 
 def _device_keys(request: TrialRequest, device: int) -> tuple[int, list[DeviceKey]]:
@@ -205,7 +210,7 @@ def _device_keys(request: TrialRequest, device: int) -> tuple[int, list[DeviceKe
     plan, stages = request.plan, request.schedule.device_stages(device)
     layers = sum(plan.layer_split[stage] for stage in stages)
     first, last = 0 in stages, plan.stages - 1 in stages
-    ends = cast(Ends, "both" if first and last else "first" if first else "last" if last else "middle")
+    ends: Ends = "both" if first and last else "first" if first else "last" if last else "middle"
     return layers, [DeviceKey(plan.tp, plan.dp, ends, depth) for depth in _depths(layers)]
 
 
@@ -251,6 +256,7 @@ def _report(
     figures: Mapping[int, StageFigures],
     held: DeviceFigures,
     memory: DeviceMemory,
+    hosts: Mapping[str, HostFigures],
 ) -> RankReport:
     """What a rank of this pipeline device would report."""
     runs = Counter((item.kind, item.stage) for item in request.schedule.order[device])
@@ -265,11 +271,15 @@ def _report(
         "dp": held.dp_calls,
         "tied": held.tied_calls,
     }
+    seconds = {key: p.seconds + hosts["tp"].seconds(p.tp_calls, p.tp_bytes) for key, p in passes.items()}
+    outside_s = held.outside_s + hosts["tp"].seconds(held.tp_calls, held.tp_bytes)
+    # Without data parallelism there may still be a tied embedding's sum, whose cost among two ranks nobody measured.
+    outside_s += hosts["dp"].seconds(held.dp_calls + held.tied_calls, held.dp_bytes + held.tied_bytes)
     return RankReport(
         rank=rank,
         state="ok",
-        passes=(tuple(PassTime(kind, stage, p.seconds, p.seconds) for (kind, stage), p in passes.items()),),
-        optimizer_cpu_s=(held.outside_s,),
+        passes=(tuple(PassTime(kind, stage, time_s, time_s) for (kind, stage), time_s in seconds.items()),),
+        optimizer_cpu_s=(outside_s,),
         collective_bytes={axis: round(size) for axis, size in sent.items()},
         collective_calls={axis: round(count) for axis, count in calls.items()},
         peak_memory_bytes=round(memory.total),

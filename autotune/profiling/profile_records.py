@@ -18,6 +18,8 @@ __all__ = [
     "DeviceFigures",
     "DeviceKey",
     "Ends",
+    "HostFigures",
+    "HostKey",
     "PassFigures",
     "PassesKey",
     "StageFigures",
@@ -38,15 +40,14 @@ class PassesKey:
     """Everything beside model, dtype and device that decides what the passes of a stage take.
 
     Attributes:
-        tp: tensor-parallel degree; the rank's shards are measured.
-        sharded: whether parameters go through FSDP (its degree doesn't change the passes).
+        tp: tensor-parallel degree; the rank's shards are measured. (Data parallelism doesn't change passes: parameters
+            are gathered before them and gradients reduced after.)
         split: B and W apart; else BW.
         whole: one stage that is the whole model; else a first, a middle and a last one.
         layers: of each stage.
     """
 
     tp: int
-    sharded: bool
     micro_batch_size: int
     recompute: Recompute
     split: bool
@@ -67,6 +68,29 @@ class DeviceKey:
     dp: int
     ends: Ends
     layers: int
+
+
+@dataclass(frozen=True)
+class HostKey:
+    """A collective among `ranks` processes of this machine, on a mesh axis: of passes (tp) or of gradients (dp)."""
+
+    axis: Literal["tp", "dp"]
+    ranks: int
+
+
+@dataclass(frozen=True)
+class HostFigures:
+    """CPU time that collectives take of the rank that calls them, whatever the link: `call_s` each and `byte_s` a byte.
+
+    gloo copies, hands work to its threads and is woken again on the cores that compute. 0 on GPUs.
+    """
+
+    call_s: float
+    byte_s: float
+
+    def seconds(self, calls: float, size: float) -> float:
+        """CPU time of `calls` collectives that send `size` bytes in all."""
+        return self.call_s * calls + self.byte_s * size
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _measure(request: dict[str, Any], device: Device, world: SoloWorld) -> dict[str, Any]:
-    model = ModelSpec(**request["model"])
+    model = ModelSpec.from_dict(request["model"])
     if request["kind"] == "passes":
         stages = measure_passes(PassesKey(**request["key"]), model, request["dtype"], device, world)
         return {kind: figures.to_dict() for kind, figures in stages.items()}

@@ -1,4 +1,4 @@
-"""Times and meters stages in this process alone: the worker's own model, executor and optimizer in a `SoloWorld`.
+"""Times and meters stages: the worker's own model, executor and optimizer, in a `SoloWorld` for one process alone.
 
 A first, a middle and a last stage lie on one device, so the executor hands tensors over without a message. Every
 microbatch goes forward through all three; the backward of the one before and the weight gradients of the one before
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.profiling.device import Device, Seconds
+from autotune.profiling.mesh import MeshCache
 from autotune.profiling.meters import CollectiveCounter, StorageMeter
 from autotune.profiling.profile_records import (
     DeviceFigures,
@@ -29,7 +30,6 @@ from autotune.profiling.profile_records import (
     StageKind,
 )
 from autotune.profiling.protocol import TrialRequest
-from autotune.profiling.solo_world import SoloWorld
 from autotune.profiling.training import Training
 from autotune.profiling.weight_grad import local_tensor
 from autotune.schedules.schedule import Pass, PassKind, Schedule
@@ -46,25 +46,29 @@ MOST_STEPS = 20
 ENOUGH_S = 1.0
 """Steps are repeated until they took this long."""
 DEVICE_STEPS = 7
+SCRATCH_BYTES = 16 * 2**20
 # Where the rank under test (device 0) stands among two pipeline devices, by what its stages hold.
 PLACEMENTS = {"both": (0,), "first": (0, 1), "middle": (1, 0, 1), "last": (1, 0)}
 
 
 def measure_passes(
-    key: PassesKey, model: ModelSpec, dtype: DType, device: Device, world: SoloWorld
+    key: PassesKey, model: ModelSpec, dtype: DType, device: Device, world: MeshCache, steps: int | None = None
 ) -> dict[StageKind, StageFigures]:
     """Figures of the stages that `key` describes: a first, a middle and a last one, or the whole model.
+
+    Args:
+        world: a `SoloWorld`, or the groups of real ranks that all call this.
+        steps: steps to time; None: until enough time went into them, which several ranks must not decide apart.
 
     Raises:
         torch.OutOfMemoryError: the stages don't fit on the device (RuntimeError on CPU).
     """
     kinds: tuple[StageKind, ...] = ("whole",) if key.whole else ("first", "middle", "last")
-    dp = 2 if key.sharded else 1
     schedule = _stream(len(kinds), key.split)
     plan = Plan(
         pp=1,
         tp=key.tp,
-        dp=dp,
+        dp=1,
         micro_batch_size=key.micro_batch_size,
         microbatches=MICROBATCHES,
         schedule=schedule.name,
@@ -73,7 +77,7 @@ def measure_passes(
         recompute=key.recompute,
     )
     training = Training(_request(plan, schedule, model, dtype), device, world, _fill)
-    samples, hand_over_s = _timed(training)
+    samples, hand_over_s = _timed(training, steps)
     metered = _metered(training)
     passes: dict[int, dict[str, PassFigures]] = defaultdict(dict)
     for (kind, stage), seconds in samples.items():
@@ -91,19 +95,21 @@ def measure_passes(
     return found
 
 
-def measure_device(key: DeviceKey, model: ModelSpec, dtype: DType, device: Device, world: SoloWorld) -> DeviceFigures:
+def measure_device(key: DeviceKey, model: ModelSpec, dtype: DType, device: Device, world: MeshCache) -> DeviceFigures:
     """Figures of what a rank does outside its passes.
+
+    `world` is a `SoloWorld`, or the groups of real ranks that all call this.
 
     Raises:
         torch.OutOfMemoryError: parameters, gradients and optimizer state don't fit (RuntimeError on CPU).
     """
     placement = PLACEMENTS[key.ends]
-    stage = placement.index(0)
     split = tuple(key.layers if holder == 0 else 1 for holder in placement)
     pp = max(placement) + 1
     schedule = Schedule("none", 1, placement, tuple(() for _ in range(pp)))
     plan = Plan(pp, key.tp, key.dp, 1, 1, "none", len(placement), split)
     training = Training(_request(plan, schedule, model, dtype), device, world, _fill)
+    scratch = torch.zeros(SCRATCH_BYTES // 4, device=device.torch_device)
     seconds, optimizer = [], []
     for index in range(DEVICE_STEPS):
         _collect()
@@ -111,7 +117,7 @@ def measure_device(key: DeviceKey, model: ModelSpec, dtype: DType, device: Devic
         clock.start()
         training.model.prepare_step()
         clock.stop()
-        _one_microbatch(training, stage)
+        scratch.add_(1.0)  # as after passes, nothing of it is in the caches
         clock.start()
         training.model.finish_gradients()
         clock.stop()
@@ -123,7 +129,7 @@ def measure_device(key: DeviceKey, model: ModelSpec, dtype: DType, device: Devic
             seconds.append(sum(parts))
             optimizer.append(parts[2])
     return dataclasses.replace(
-        _metered_device(training, stage),
+        _metered_device(training),
         outside_s=statistics.median(seconds),
         optimizer_s=statistics.median(optimizer),
     )
@@ -181,7 +187,7 @@ def _collect() -> None:
     gc.collect()
 
 
-def _timed(training: Training) -> tuple[dict[tuple[str, int], list[float]], float]:
+def _timed(training: Training, steps: int | None) -> tuple[dict[tuple[str, int], list[float]], float]:
     """Seconds of all passes by kind and stage, after a first step that isn't counted, and the time between passes."""
     samples: dict[tuple[str, int], list[float]] = defaultdict(list)
     between: list[float] = []
@@ -203,7 +209,7 @@ def _timed(training: Training) -> tuple[dict[tuple[str, int], list[float]], floa
         for item, seconds in passes:
             samples[item.kind, item.stage].append(_own(training.device, seconds))
         between.append((cpu - sum(seconds.cpu_s for _, seconds in passes)) / len(passes))
-        if index >= LEAST_STEPS and spent_s > ENOUGH_S:
+        if index == steps or (steps is None and index >= LEAST_STEPS and spent_s > ENOUGH_S):
             break
     return samples, max(0.0, statistics.median(between))
 
@@ -275,19 +281,8 @@ def _boundary_bytes(training: Training) -> int:
     return numbers * training.model.dtype.itemsize
 
 
-def _one_microbatch(training: Training, stage: int) -> None:
-    """Forward and backward of one microbatch, so that every gradient exists as the passes make it."""
-    batch, executor = training.batch(0), training.executor
-    x: Tensor = batch.inputs(0)
-    if stage > 0:
-        x = torch.zeros(executor.boundary, dtype=training.model.dtype, device=training.device.torch_device)
-        x.requires_grad_()
-    output = executor.module(stage, x, batch.targets(0) if stage == executor.last_stage else None)
-    torch.autograd.backward(output, torch.ones_like(output))
-
-
-def _metered_device(training: Training, stage: int) -> DeviceFigures:
-    """Bytes and collectives of a step with one microbatch; no times."""
+def _metered_device(training: Training) -> DeviceFigures:
+    """Bytes and collectives of a step without passes; no times."""
     counter = CollectiveCounter(training.axis_groups())
     meter = _PassMeter(training.lasting_tensors, training.model.gathered_parameters)
     sent: dict[str, int] = defaultdict(int)
@@ -303,7 +298,6 @@ def _metered_device(training: Training, stage: int) -> DeviceFigures:
     _collect()
     with meter:
         metered(training.model.prepare_step)
-        _one_microbatch(training, stage)
         parameters = _bytes(_parameter_tensors(training))
         gradients = _bytes(training.lasting_tensors()) - _bytes(_own_parameters(training)) - _optimizer_bytes(training)
         metered(training.model.finish_gradients)

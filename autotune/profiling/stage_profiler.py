@@ -13,24 +13,20 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
+from autotune.profiling.host_ranks import measure_host
 from autotune.profiling.profile_cache import ProfileCache, fingerprint
-from autotune.profiling.profile_records import DeviceFigures, DeviceKey, PassesKey, StageFigures
+from autotune.profiling.profile_errors import ProfileError
+from autotune.profiling.profile_records import DeviceFigures, DeviceKey, HostFigures, HostKey, PassesKey, StageFigures
 from autotune.space.model import ModelSpec
 from autotune.space.training import DType
 
-__all__ = ["ProfileError", "StageProfiler"]
+__all__ = ["Key", "StageProfiler"]
 
 MEASURE_TIMEOUT_S = 600.0
 
-
-class ProfileError(RuntimeError):
-    """A stage could not be measured; `state` says whether memory was the reason."""
-
-    def __init__(self, state: Literal["oom", "failed", "timeout"], message: str) -> None:
-        super().__init__(message)
-        self.state = state
+Key = PassesKey | DeviceKey | HostKey
 
 
 class StageProfiler:
@@ -54,7 +50,7 @@ class StageProfiler:
         self.model, self.dtype, self.device, self.timeout_s = model, dtype, device, timeout_s
         self.cache = ProfileCache() if cache is None else cache
         self.measured = 0
-        self._known: dict[PassesKey | DeviceKey, dict[str, Any]] = {}
+        self._known: dict[Key, dict[str, Any]] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> StageProfiler:
@@ -89,21 +85,27 @@ class StageProfiler:
         """Figures of what a rank does outside of passes. Raises ProfileError."""
         return DeviceFigures(**self._record("device", key))
 
-    def missing(self, keys: Iterable[PassesKey | DeviceKey]) -> list[PassesKey | DeviceKey]:
+    def host_figures(self, key: HostKey) -> HostFigures:
+        """CPU time of collectives, by as many real processes as `key.ranks`. Raises ProfileError."""
+        return HostFigures(**self._record("host", key))
+
+    def missing(self, keys: Iterable[Key]) -> list[Key]:
         """Those of `keys` that would have to be measured."""
         return [key for key in dict.fromkeys(keys) if key not in self._known and self._stored(key) is None]
 
-    def _stored(self, key: PassesKey | DeviceKey) -> dict[str, Any] | None:
+    def _stored(self, key: Key) -> dict[str, Any] | None:
         return self.cache.load(self._name(key))
 
-    def _name(self, key: PassesKey | DeviceKey) -> str:
+    def _name(self, key: Key) -> str:
         identity = {"kind": type(key).__name__, **asdict(key)}
         return fingerprint(identity, self.model, self.dtype, self.device)
 
-    def _record(self, kind: str, key: PassesKey | DeviceKey) -> dict[str, Any]:
+    def _record(self, kind: str, key: Key) -> dict[str, Any]:
         found = self._known.get(key)
         if found is None:
             found = self._stored(key)
+        if found is None:
+            found = measure_host(key, self.model, self.dtype, self.timeout_s) if isinstance(key, HostKey) else None
         if found is None:
             found = self._ask({"kind": kind, "key": asdict(key)})
             self.cache.store(self._name(key), found)

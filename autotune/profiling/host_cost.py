@@ -1,0 +1,108 @@
+"""One of several CPU ranks that measure what a collective costs the thread that calls it, beside the time on the link.
+
+`python -m autotune.profiling.host_cost RANK RANKS FOLDER`, started by `autotune.profiling.host_ranks`.
+
+The same stages are timed twice by the same ranks, at the same time: with collectives over gloo, and with collectives
+that move nothing. The difference is the callers' CPU time: copies, hand-over to gloo's threads, waking up again, and
+what a switch to another process on the same core does to the caches.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from autotune.profiling.device import CpuDevice
+from autotune.profiling.mesh import MeshCache
+from autotune.profiling.profile_records import DeviceKey, HostFigures, HostKey, PassesKey
+from autotune.profiling.stage_profile import measure_device, measure_passes
+from autotune.space.model import ModelSpec
+from autotune.space.training import DType
+
+__all__ = ["fit_host", "main"]
+
+STEPS = 4
+ROUNDS = 2
+MICRO_BATCH_SIZES = (1, 4)
+DEPTHS = (1, 3)
+
+Sample = tuple[float, float, float]
+"""Collectives, bytes they send, and the CPU seconds they took beyond collectives that move nothing."""
+
+
+def main() -> None:
+    """Measure, and let rank 0 write the answer."""
+    rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    question = json.loads((folder / "question.json").read_text(encoding="utf-8"))
+    timeout = timedelta(seconds=120)
+    device = CpuDevice()
+    store = dist.FileStore(str(folder / "store"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
+    worlds = (MeshCache("cpu", timeout), MeshCache("cpu", timeout, backend="fake"))
+    gc.collect()
+    gc.freeze()
+    key, model = HostKey(**question["key"]), ModelSpec(**question["model"])
+    measure = _pass_samples if key.axis == "tp" else _device_samples
+    samples = [sample for _ in range(ROUNDS) for sample in measure(ranks, model, question["dtype"], device, worlds)]
+    if rank == 0:
+        temporary = folder / f"answer.{os.getpid()}"
+        temporary.write_text(json.dumps(asdict(fit_host(samples))), encoding="utf-8")
+        os.replace(temporary, folder / "answer.json")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def fit_host(samples: Sequence[Sample]) -> HostFigures:
+    """The cost a call and a byte that fit the samples best by least squares, neither below 0."""
+    cc = sum(c * c for c, _, _ in samples)
+    cb = sum(c * b for c, b, _ in samples)
+    bb = sum(b * b for _, b, _ in samples)
+    cs = sum(c * s for c, _, s in samples)
+    bs = sum(b * s for _, b, s in samples)
+    determinant = cc * bb - cb * cb
+    if determinant > 1e-9 * cc * bb:
+        call_s, byte_s = (bb * cs - cb * bs) / determinant, (cc * bs - cb * cs) / determinant
+        if call_s >= 0 and byte_s >= 0:
+            return HostFigures(call_s, byte_s)
+    calls_alone, bytes_alone = max(0.0, cs / cc), max(0.0, bs / bb)
+    left = [
+        sum((s - c * calls_alone) ** 2 for c, _, s in samples),
+        sum((s - b * bytes_alone) ** 2 for _, b, s in samples),
+    ]
+    return HostFigures(calls_alone, 0.0) if left[0] <= left[1] else HostFigures(0.0, bytes_alone)
+
+
+def _pass_samples(
+    ranks: int, model: ModelSpec, dtype: DType, device: CpuDevice, worlds: tuple[MeshCache, MeshCache]
+) -> list[Sample]:
+    samples = []
+    for size in MICRO_BATCH_SIZES:
+        key = PassesKey(ranks, size, "none", False, False, 1)
+        real, solo = (measure_passes(key, model, dtype, device, world, STEPS) for world in worlds)
+        for kind, stage in real.items():
+            for name, item in stage.passes.items():
+                samples.append((item.tp_calls, item.tp_bytes, item.seconds - solo[kind].passes[name].seconds))
+    return samples
+
+
+def _device_samples(
+    ranks: int, model: ModelSpec, dtype: DType, device: CpuDevice, worlds: tuple[MeshCache, MeshCache]
+) -> list[Sample]:
+    samples = []
+    for depth in DEPTHS:
+        key = DeviceKey(1, ranks, "both", depth)
+        real, solo = (measure_device(key, model, dtype, device, world) for world in worlds)
+        samples.append((real.dp_calls, real.dp_bytes, real.outside_s - solo.outside_s))
+    return samples
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""How well the `profile` fidelity predicts runs: step time and peak memory of many plans, predicted and measured.
+
+    python benchmarks/prediction_accuracy.py                    # 48 plans of the quickstart model on 4 CPU ranks
+    python benchmarks/prediction_accuracy.py --wall             # 2 ranks against the wall clock; needs 2 free cores
+    python benchmarks/prediction_accuracy.py --cache FOLDER     # keep the profiles
+
+Plans are taken evenly from all legal ones (every pp, tp, dp, micro-batch size and schedule), profiled by one process
+and then run on warm ranks. Exit code 1 if a target below is missed.
+
+Targets on the virtual clock: median error of the step time at most 10 %, rank correlation (Spearman) at least 0.90, the
+best predicted plan within 5 % of the best measured, median error of the peak memory at most 5 %, and no plan refused
+that runs within its memory. Against the wall clock: median error at most 15 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from autotune.profiling.assess import assess
+from autotune.profiling.command import DEFAULT_WORKER
+from autotune.profiling.pool import RankPool
+from autotune.profiling.profile_cache import ProfileCache
+from autotune.profiling.profile_plan import PlanProfiler, Profile, wanted_keys
+from autotune.profiling.protocol import TrialRequest
+from autotune.results.measurement import Measurement
+from autotune.schedules import registry
+from autotune.space.plan import Plan
+from autotune.space.space import Space, load_space
+
+QUICKSTART = Path(__file__).parents[1] / "search_spaces" / "quickstart.yaml"
+TIME_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One plan: what its profile says and what its run gave."""
+
+    plan: str
+    predicted_s: float
+    measured_s: float
+    wall_s: float
+    predicted_bytes: int
+    measured_bytes: int
+    refused: bool
+
+    @property
+    def time_error(self) -> float:
+        """Relative to the run's own clock."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def wall_error(self) -> float:
+        """Relative to the wall clock."""
+        return self.predicted_s / self.wall_s - 1
+
+    @property
+    def memory_error(self) -> float:
+        """Relative to the metered peak."""
+        return self.predicted_bytes / self.measured_bytes - 1
+
+
+def main() -> None:
+    """Parse the command line, compare and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--space", type=Path, default=QUICKSTART)
+    parser.add_argument("--plans", type=int, default=48)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=5, help="measured steps of every run")
+    parser.add_argument("--wall", action="store_true", help="2 ranks, judged by the wall clock")
+    parser.add_argument("--cache", type=Path, help="folder of the profiles; default: a temporary one")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    options = parser.parse_args()
+    ranks = 2 if options.wall else options.ranks
+    space = whole_space(load_space(options.space), ranks)
+    plans = evenly(space.plans(), options.plans)
+    requests = [request_of(space, plan, number, options.steps) for number, plan in enumerate(plans)]
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        profiles = profile_all(space, requests, options.cache or Path(folder) / "cache")
+        profiled = time.monotonic()
+        measured = run_all(requests, Path(folder) / "runs")
+        ran = time.monotonic()
+    compared = [compare(request, *pair) for request, *pair in zip(requests, profiles, measured, strict=True)]
+    for one in compared:
+        print(line(one))
+    print(
+        f"{len(compared)} plans of {len(space.plans())}: {len(wanted_keys(requests))} shapes profiled in "
+        f"{profiled - began:.0f} s, plans run in {ran - profiled:.0f} s"
+    )
+    missed = verdict(compared, options.wall)
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(one) for one in compared], indent=1) + "\n", encoding="utf-8")
+    sys.exit(1 if missed else 0)
+
+
+def whole_space(space: Space, ranks: int) -> Space:
+    """The space with every schedule and `ranks` devices."""
+    degrees = tuple(d for d in (1, 2, 4, 8) if ranks % d == 0)
+    search = replace(
+        space.search,
+        pp=degrees,
+        tp=tuple(d for d in degrees if d <= 2),
+        micro_batch_size=(1, 2, 4),
+        schedule=tuple(registry.SCHEDULES),
+    )
+    return replace(space, search=search, cluster=replace(space.cluster, devices_per_node=ranks))
+
+
+def evenly(plans: Sequence[Plan], number: int) -> list[Plan]:
+    """`number` of the plans, spread over all of them."""
+    number = min(number, len(plans))
+    return [plans[k * len(plans) // number] for k in range(number)]
+
+
+def request_of(space: Space, plan: Plan, number: int, steps: int) -> TrialRequest:
+    """The trial of one plan."""
+    schedule = registry.build(plan.schedule, plan.pp, plan.microbatches, plan.stages_per_device)
+    return TrialRequest(
+        number, plan, schedule, space.model, space.cluster, space.training, warmup_steps=2, measured_steps=steps
+    )
+
+
+def profile_all(space: Space, requests: Sequence[TrialRequest], cache: Path) -> list[Profile]:
+    """Profiles of all plans, by one measuring process."""
+    with PlanProfiler(space.model, space.training.dtype, space.cluster.device, ProfileCache(cache)) as profiler:
+        return [profiler.profile(request) for request in requests]
+
+
+def run_all(requests: Sequence[TrialRequest], folder: Path) -> list[Measurement]:
+    """Measurements of all plans, on warm ranks."""
+    pool = RankPool(DEFAULT_WORKER, folder / "ranks")
+    found = []
+    try:
+        for request in requests:
+            where = folder / f"{request.trial:04d}"
+            outcome = assess(request, pool.run(request, where, TIME_LIMIT_S), where)
+            if outcome.measurement is None:
+                raise SystemExit(f"{request.plan.describe()}: {outcome.state}: {outcome.reason}")
+            found.append(outcome.measurement)
+    finally:
+        pool.close()
+    return found
+
+
+def compare(request: TrialRequest, profile: Profile, measured: Measurement) -> Compared:
+    """One plan's two truths."""
+    assert measured.peak_memory_bytes is not None
+    peak = measured.peak_memory_bytes
+    return Compared(
+        plan=request.plan.describe(),
+        predicted_s=profile.step_time_s,
+        measured_s=measured.step_time_s,
+        wall_s=measured.step_time_wall_s,
+        predicted_bytes=profile.peak_memory_bytes,
+        measured_bytes=peak,
+        # Were the limit just what the run needs, would the profile refuse it?
+        refused=profile.refusal(peak) is not None,
+    )
+
+
+def line(one: Compared) -> str:
+    """One plan for the reader."""
+    return (
+        f"{one.plan:48} step {one.predicted_s * 1e3:8.2f} ms predicted {one.measured_s * 1e3:8.2f} measured "
+        f"({one.time_error:+6.1%}) wall {one.wall_s * 1e3:8.2f} ({one.wall_error:+6.1%})  memory "
+        f"{one.predicted_bytes / 2**20:7.3f} MiB predicted {one.measured_bytes / 2**20:7.3f} measured "
+        f"({one.memory_error:+6.1%})"
+    )
+
+
+def verdict(compared: Sequence[Compared], wall: bool) -> bool:
+    """Print every figure beside its target; whether one is missed."""
+    errors = [one.wall_error if wall else one.time_error for one in compared]
+    truth = [one.wall_s if wall else one.measured_s for one in compared]
+    predicted = [one.predicted_s for one in compared]
+    best = min(compared, key=lambda one: one.predicted_s)
+    behind = (best.wall_s if wall else best.measured_s) / min(truth) - 1
+    memory = [one.memory_error for one in compared]
+    refused = sum(one.refused for one in compared)
+    checks = [
+        ("step time, median error", median_error(errors), 0.15 if wall else 0.10),
+        ("best predicted plan behind the best measured", behind, 0.05),
+        ("peak memory, median error", median_error(memory), 0.05),
+        ("plans refused that run within their memory", refused, 0),
+        ("rank correlation (Spearman) short of 1", 1 - spearman(predicted, truth), 0.10),
+    ]
+    if wall:
+        checks = checks[:1] + checks[2:4]
+    missed = False
+    for name, value, limit in checks:
+        missed |= value > limit
+        print(f"{name}: {value:.4g} (target: at most {limit:g}){' MISSED' if value > limit else ''}")
+    print(
+        f"step time: bias {statistics.median(errors):+.1%}, largest error {max(map(abs, errors)):.1%}; "
+        f"memory: bias {statistics.median(memory):+.1%}, largest error {max(map(abs, memory)):.1%}; "
+        f"rank correlation {spearman(predicted, truth):.3f}"
+    )
+    return missed
+
+
+def median_error(errors: Sequence[float]) -> float:
+    """Median of the errors' sizes."""
+    return statistics.median(abs(error) for error in errors)
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Rank correlation; values are taken to be distinct."""
+    return statistics.correlation(ranked(a), ranked(b))
+
+
+def ranked(values: Sequence[float]) -> list[int]:
+    """Place of every value among all, smallest first."""
+    places = {place: rank for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__))}
+    return [places[place] for place in range(len(values))]
+
+
+if __name__ == "__main__":
+    main()
