@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -25,6 +26,7 @@ __all__ = ["app", "main"]
 NOTHING_FEASIBLE = 1
 USER_MISTAKE = 2
 CTRL_C = 130
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 EPILOG = (
     "Exit codes: 0 done; 1 no plan ran within its limits; 2 a mistake in what was given, or a folder or database that "
@@ -366,6 +368,11 @@ def main() -> None:
         # The reader of our output, such as `head`, has had enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        sys.exit(_fail(f"error: {where}{error.strerror}", USER_MISTAKE))
 
 
 def _fail(text: str, code: int) -> int:

@@ -60,11 +60,11 @@ class Bench:
         return self.command("search", "tiny.yaml", "--worker", worker, "--launcher", launcher, *arguments)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.command(*arguments), cwd=self.path, capture_output=True, text=True, timeout=120)
+        return subprocess.run(self.command(*arguments), cwd=self.path, capture_output=True, text=True, timeout=300)
 
     def search(self, *arguments: str, launcher: str = "none") -> subprocess.CompletedProcess[str]:
         command = self.search_command(*arguments, launcher=launcher)
-        done = subprocess.run(command, cwd=self.path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=self.path, capture_output=True, text=True, timeout=300)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
