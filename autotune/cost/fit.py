@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.cost.assumptions import Assumptions
 from autotune.cost.devices import Machine
@@ -74,7 +75,9 @@ def fit_machine(
     return machine.with_numbers(**dict(zip(numbers, (float(x) for x in point * scale), strict=True)))
 
 
-def _walk(residuals, point, best, step, low, high):  # type: ignore[no-untyped-def]
+def _walk(
+    residuals: Callable[[Any], Any], point: Any, best: Any, step: Any, low: Any, high: Any
+) -> tuple[bool, Any, Any]:
     """The first of ever shorter steps that lowers the squared error by more than rounding."""
     import numpy as np
 
