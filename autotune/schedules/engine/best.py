@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autotune.errors import UserError
 from autotune.schedules.checks import check
 from autotune.schedules.engine.effort import FULL, Effort
 from autotune.schedules.engine.guard import schedule_of
 from autotune.schedules.engine.ladder import Answer, Ladder
-from autotune.schedules.engine.problem import Problem
+from autotune.schedules.engine.problem import CAP_TOLERANCE, Problem
 from autotune.schedules.engine.sources import CostSource, Cut, uniform_share
 from autotune.schedules.placement import PlacementKind, make_placement
 from autotune.schedules.simulate import Timeline, simulate
@@ -144,11 +144,10 @@ def memory_front(
     pipeline = _Pipeline(devices, microbatches, costs, placement, stages_per_device, fused, effort, seed)
     front: list[BestSchedule] = []
     fastest = math.inf
-    for rung in pipeline.ladder.rungs:
-        cap = rung * pipeline.ladder.unit
-        if limit is not None and cap > limit:
+    for cap in pipeline.limits:
+        if limit is not None and cap > limit * (1 + CAP_TOLERANCE):
             break
-        answer = pipeline.ladder.solve(cap)
+        answer = pipeline.solve(cap)
         if answer is not None and answer.makespan < fastest * (1 - 1e-9):
             fastest = answer.makespan
             front.append(pipeline.finish(answer, cap))
@@ -179,20 +178,19 @@ def smallest_memory(
     if not slowdown >= 0:
         raise UserError(f"slowdown must be 0 or more (0.05 for 5 %), not {slowdown}")
     pipeline = _Pipeline(devices, microbatches, costs, placement, stages_per_device, fused, effort, seed)
-    ladder = pipeline.ladder
-    rungs = ladder.rungs
-    answer = ladder.solve(rungs[-1] * ladder.unit)
-    assert answer is not None, "the last rung fits everything"
+    limits = pipeline.limits
+    answer = pipeline.solve(limits[-1])
+    assert answer is not None, "the last limit fits everything"
     most = answer.makespan * (1 + slowdown) * (1 + 1e-9)
-    low, high = -1, len(rungs) - 1  # rungs[high] is good enough, rungs[low] is not
+    low, high = -1, len(limits) - 1  # limits[high] is good enough, limits[low] is not
     while high - low > 1:
         middle = (low + high) // 2
-        tried = ladder.solve(rungs[middle] * ladder.unit)
+        tried = pipeline.solve(limits[middle])
         if tried is not None and tried.makespan <= most:
             high, answer = middle, tried
         else:
             low = middle
-    return pipeline.finish(answer, rungs[high] * ladder.unit)
+    return pipeline.finish(answer, limits[high])
 
 
 class _Pipeline:
@@ -223,12 +221,43 @@ class _Pipeline:
                 f"the costs cut the model for no stages that {wanted} on {devices} devices can have"
                 + (f" with {stages_per_device} stages per device" if stages_per_device else "")
             )
-        problems = list(self.cuts)
-        whole = sum(problems[0].costs.activation) / devices
-        self.ladder = Ladder(problems, whole if whole > 0 else 1.0, effort, seed)
+        # Even and balanced cuts get searches of their own, so that one more way to cut never makes a result worse.
+        self._ladders = [Ladder(problems, unit, effort, seed) for problems, unit in self._groups(devices)]
+        self.limits = sorted({rung * ladder.unit for ladder in self._ladders for rung in ladder.rungs})
+
+    def _groups(self, devices: int) -> list[tuple[list[Problem], float]]:
+        """Problems by which cut of their placement they are, each with the activation of one device's share."""
+        groups: list[list[Problem]] = []
+        nth: dict[tuple[int, ...], int] = {}
+        for problem in self.cuts:
+            number = nth.get(problem.placement, 0)
+            nth[problem.placement] = number + 1
+            if number == len(groups):
+                groups.append([])
+            groups[number].append(problem)
+        return [(group, sum(group[0].costs.activation) / devices or 1.0) for group in groups]
+
+    def solve(self, limit: float | tuple[float, ...] | None) -> Answer | None:
+        """The best over all cuts, or None when nothing fits."""
+        best: Answer | None = None
+        for ladder in self._ladders:
+            answer = ladder.solve(limit)
+            if answer is None:
+                continue
+            if best is None:
+                best = answer
+            else:
+                first, second = (best, answer) if best.makespan <= answer.makespan else (answer, best)
+                best = replace(first, reached=second.reached | first.reached, bounds=second.bounds | first.bounds)
+        return best
 
     def best(self, limit: float | tuple[float, ...] | None) -> BestSchedule:
-        answer = self.ladder.solve(limit)
+        """The schedule for a limit.
+
+        Raises:
+            UserError: nothing fits it.
+        """
+        answer = self.solve(limit)
         if answer is None:
             self.refuse(limit)
         assert answer is not None
@@ -265,7 +294,9 @@ class _Pipeline:
         ]
         chosen = options[list(self.cuts).index(answer.problem)]
         options.sort(key=lambda o: (o.lower_bound is None, o.makespan is None, o.makespan or o.lower_bound or 0.0))
-        return BestSchedule(timeline, answer.found.origin, limit, chosen, tuple(options), answer.lower_bound)
+        return BestSchedule(
+            timeline, answer.found.origin, limit, chosen, tuple(options), min(answer.lower_bound, answer.makespan)
+        )
 
 
 def _shapes(

@@ -20,7 +20,7 @@ from autotune.schedules.engine.site import Found, Site
 __all__ = ["Rung"]
 
 NEAR = 1.08  # placements further than this from the best leave the race
-HEAT_SHORT, HEAT_LONG = (0.3, 0.03), (0.4, 0.02)  # temperatures, in mean passes
+HEAT_SHORT, HEATS_LONG = (0.3, 0.03), ((0.4, 0.02), (0.8, 0.02), (1.2, 0.02))  # first and last, in mean passes
 SAME = 1e-9
 FIRST_STARTS = 5  # patterns of the first look
 
@@ -82,6 +82,10 @@ class Rung:
         if makespan < self.value * (1 - SAME):
             self.value, self.problem, self.found = makespan, problem, found
 
+    def _least(self, problem: Problem) -> float:
+        """The floor in engine time; a bound that is met exactly must not shut out by rounding what meets it."""
+        return self.floor * problem.scale * (1 - SAME)
+
     def _hopeful(self, problem: Problem) -> bool:
         return self._bound[problem] < self.value * (1 - SAME)
 
@@ -102,7 +106,7 @@ class Rung:
         site.start(share)
         if site.candidates:
             found = site.orders(site.candidates[0][1])
-            if found.makespan >= self.floor * site.problem.scale:
+            if found.makespan >= self._least(site.problem):
                 self._take(site.problem, found)
 
     def _climb_wide(self) -> None:
@@ -118,7 +122,7 @@ class Rung:
             if not self._hopeful(site.problem):
                 continue
             passes = self._effort.climb_passes * share / len(self._sites)
-            floor = self.floor * site.problem.scale
+            floor = self._least(site.problem)
             site.climb(keep, int(passes / site.passes), floor, self._seeded(10 * stream))
             for _, candidate in site.candidates[:2]:
                 found = site.orders(candidate)
@@ -138,14 +142,17 @@ class Rung:
             self._anneal(self._effort.sites, 2, self._effort.short_anneal, HEAT_SHORT, 100)
 
     def _long(self) -> None:
-        if self._effort.long_anneal:
-            self._anneal(1, 1, self._effort.long_anneal, HEAT_LONG, 200)
+        assert self.problem is not None
+        wanted = self._effort.long_anneal
+        # A small problem does not use up the budget in one run: begin anew, warmer, from the best.
+        small = self._effort.budget(wanted, self.problem.passes) < wanted
+        for number, heat in enumerate(HEATS_LONG if small else HEATS_LONG[:1]):
+            if wanted and self.value > self.goal * (1 + SAME):
+                self._anneal(1, 1, wanted, heat, 200 + number)
 
     def _anneal(self, problems: int, each: int, wanted: int, heat: tuple[float, float], stream: int) -> None:
         """Anneal the best orders of the best placements."""
-        pools = [
-            (sorted(pool, key=lambda found: found.makespan)[:each], problem) for problem, pool in self._pool.items()
-        ]
+        pools = [(sorted(pool, key=lambda found: found.makespan)[:each], p) for p, pool in self._pool.items()]
         pools.sort(key=lambda entry: (entry[0][0].makespan / entry[1].scale, entry[1].stages))
         caps = {problem: caps for _, problem, caps in self.entries}
         self._pool = {}
@@ -154,10 +161,10 @@ class Rung:
             goal = self._bound[problem] * problem.scale
             budget = self._effort.budget(wanted, problem.passes)
             for number, found in enumerate(pool):
-                if not self._hopeful(problem):
-                    break
-                seed = self._seeded(stream + number)
-                self._take(problem, site.anneal(found, self.floor * problem.scale, goal, heat, budget, seed))
+                self._pool.setdefault(problem, []).append(found)
+                if self._hopeful(problem):
+                    seed = self._seeded(stream + 10 * number)
+                    self._take(problem, site.anneal(found, self._least(problem), goal, heat, budget, seed))
 
     def _seeded(self, stream: int) -> int:
         return (self._seed * 7919 + stream) % 2**31
