@@ -50,6 +50,7 @@ class _Chain:
     def __init__(self, problem: Problem) -> None:
         tables = problem.tables
         self.p, self.v, self.stages = problem.devices, problem.stages_per_device, problem.stages
+        self.m = problem.microbatches
         S = self.stages
         work = tables.forward + tables.backward + tables.weight
         loads = [float(work[tables.device == d].sum()) for d in range(self.p)]
@@ -135,12 +136,14 @@ def _loop(chain: _Chain) -> Iterator[Start]:
         turns = [0.0] + [forward] * (v - 1) + [0.0] + [backward] * (v - 1)
         return chain.stretch([x] * v + [y] * v, turns if wait else None)
 
-    half, tight, loose = max(1, p // 2), 1.0 / v, 1.2 / v
+    # Groups as near to p as divide the microbatches evenly: one left over would pay for a whole group.
+    whole = -(-chain.m // max(1, round(chain.m / p)))
+    half, tight, loose = max(1, whole // 2), 1.0 / v, 1.2 / v
     yield legs(f + b, f + b, half, tight), half, tight, FORWARD
-    yield legs(f + b, f + b, p, tight), p, tight, FORWARD
-    yield legs(f + b, f + b, p, loose), p, loose, FORWARD
-    yield legs(f + b, f + b, p, loose, False), p, loose, FORWARD
-    yield legs(f + b, f + b, p, tight, False), p, tight, FORWARD
+    yield legs(f + b, f + b, whole, tight), whole, tight, FORWARD
+    yield legs(f + b, f + b, whole, loose), whole, loose, FORWARD
+    yield legs(f + b, f + b, whole, loose, False), whole, loose, FORWARD
+    yield legs(f + b, f + b, whole, tight, False), whole, tight, FORWARD
     yield legs(f + c, b + c), 1, 1.0, FORWARD
     yield legs(f + c, b + c), 1, 1.0, AT_ONCE
     yield legs(f + c, b + c, half, tight), half, tight, AT_ONCE
