@@ -25,7 +25,7 @@ EXACT_UP_TO = 4
 GROWS = 0.99
 """Activations that grow by this share of all that the further microbatches hold keep growing."""
 
-COMPILE_AFTER_PASSES = 2_000_000
+COMPILE_AFTER_PASSES = 300_000
 """Compiling the kernel pays from about this many simulated passes on."""
 
 

@@ -10,7 +10,7 @@ from autotune.cost.activations import StageMemory, stage_memory
 from autotune.cost.assumptions import Assumptions, Recomputation, element_bytes, worker_assumptions
 from autotune.cost.communication import Layout, group_link, message_s
 from autotune.cost.devices import Machine, machine
-from autotune.cost.memory import DeviceMemory, memory_refusal
+from autotune.cost.memory import DeviceMemory
 from autotune.cost.optimizer_time import dp_seconds, optimizer_seconds
 from autotune.cost.parameters import StageShape, padded_rows, stage_parameters
 from autotune.cost.pass_time import PassSeconds, pass_seconds
@@ -24,6 +24,7 @@ from autotune.cost.pipeline import (
     order_of,
     pipeline,
 )
+from autotune.cost.prediction import Breakdown, MeanPasses, Prediction, model_flops
 from autotune.cost.work import PassWork, StageWork, embedding_work, head_work, layer_work
 from autotune.schedules import registry
 from autotune.schedules.costs import PassCosts
@@ -36,101 +37,12 @@ __all__ = ["Breakdown", "MeanPasses", "Prediction", "Predictor", "model_flops", 
 
 
 @dataclass(frozen=True)
-class MeanPasses:
-    """Measured pass times: means over the pipeline's devices of a device's whole share of the model, in seconds.
-
-    Attributes:
-        message_s: a message between two pipeline devices.
-    """
-
-    forward_s: float
-    backward_s: float
-    weight_s: float
-    message_s: float
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """Where the step goes on its busiest pipeline device; the parts sum to the step time.
-
-    Attributes:
-        compute_s: kernels of the passes.
-        tp_s: tensor-parallel collectives.
-        pp_s: what the step would save if messages between pipeline devices took no time.
-        overhead_s: the machine's fixed loss on every visit of a microbatch to a stage.
-        bubble_s: waiting for the passes of other pipeline devices.
-        dp_s: gradient reduction and parameter gathering.
-        optimizer_s: optimizer step.
-    """
-
-    compute_s: float
-    tp_s: float
-    pp_s: float
-    overhead_s: float
-    bubble_s: float
-    dp_s: float
-    optimizer_s: float
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a plan is expected to take.
-
-    Attributes:
-        step_time_s: one optimizer step.
-        busiest: the pipeline device that `breakdown` is about.
-        bubble_rate: 1 - work of the busiest device / time of the pipeline.
-        memory: peak of every pipeline device (its tp and dp ranks are alike), by what it holds.
-        pass_costs: times and activation bytes that went into the schedule.
-        exact: the schedule was simulated in full; otherwise extrapolated from shorter steps.
-        mfu: model FLOPs / (step time x devices x peak), with the whole attention square counted, no recomputation.
-    """
-
-    plan: Plan
-    step_time_s: float
-    breakdown: Breakdown
-    busiest: int
-    bubble_rate: float
-    memory: tuple[DeviceMemory, ...]
-    pass_costs: PassCosts
-    exact: bool
-    tokens_per_s: float
-    mfu: float
-
-    @property
-    def heaviest(self) -> int:
-        """The pipeline device that needs most memory."""
-        return max(range(len(self.memory)), key=lambda d: self.memory[d].total)
-
-    @property
-    def peak_memory_bytes(self) -> int:
-        """Peak memory of the heaviest device."""
-        return round(self.memory[self.heaviest].total)
-
-    def refusal(self, limit_bytes: float | None) -> str | None:
-        """Why the plan can't fit (`refused (estimate): ...`), or None; see `autotune.cost.memory.memory_refusal`."""
-        return memory_refusal(self.memory, limit_bytes)
-
-
-@dataclass(frozen=True)
 class _StageCost:
     forward: PassSeconds
     backward: PassSeconds
     weight: PassSeconds
     memory: StageMemory
     parameters: float
-
-
-def model_flops(model: ModelSpec, samples: int) -> float:
-    """FLOPs of forward and backward of `samples` samples without recomputation, padding or causal savings.
-
-    Source: Narayanan et al. (arXiv 2104.04473), section 5.1, for any attention and MLP width.
-    """
-    q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    matrices = 3 if model.activation == "swiglu" else 2
-    weights = model.hidden * (q + 2 * kv) + q * model.hidden + matrices * model.hidden * model.ffn_hidden
-    token = 2.0 * model.layers * (weights + 2 * model.sequence_length * q) + 2.0 * model.hidden * model.vocab
-    return 3.0 * token * samples * model.sequence_length
 
 
 class Predictor:
