@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from autotune.schedules.costs import PassCosts
 from autotune.schedules.engine.bounds import lower_bounds
 from autotune.schedules.engine.graph import chain_rows, time_orders
 from autotune.schedules.engine.problem import CAP_TOLERANCE, Ints, Problem
@@ -18,9 +19,8 @@ from autotune.schedules.simulate import simulate
 
 __all__ = ["Guard", "Named", "orders_of", "schedule_of"]
 
-# What a short one says of a long one holds for all but these: a peak that grows, a pattern that depends on m.
-UNSTEADY = frozenset({"gpipe", "gis-h"})
-MARGIN = 1e-3
+# What a short one says of a long one does not hold for these.
+UNSTEADY = frozenset({"gis-h"})
 NUMBER = {"F": 0, "B": 1, "W": 2}
 
 
@@ -76,19 +76,13 @@ class Guard:
         return [named] if _within(named.peak, caps) and named.makespan < makespan else []
 
     def _hopeful(self, problem: Problem, kind: ScheduleKind, caps: Sequence[float], makespan: float) -> bool:
-        """Whether a short one of its kind leaves room: building and timing all of them would take most of a search.
-
-        Beyond 2p microbatches the peak stays as it is, and each further microbatch takes at least the work of the
-        busiest device. Tests hold both against all named schedules; `MARGIN` is for what the second leaves out.
-        """
-        few = 2 * problem.devices
-        if problem.microbatches <= few or kind.name in UNSTEADY or kind.microbatches_problem(problem.devices, few):
+        """Whether a short one of its kind leaves room: building and timing all of them would take most of a search."""
+        few = short_enough(kind, problem.devices, problem.microbatches)
+        if few is None:
             return True
         short = simulate(_short(kind.name, problem.devices, few, problem.stages_per_device), problem.costs)
         least = short.makespan + (problem.microbatches - few) * problem.busiest_work
-        if least * (1 - MARGIN) >= makespan:
-            return False
-        return _within(short.peak_activation, caps)
+        return least * (1 - margin(problem.costs)) < makespan and _within(short.peak_activation, caps)
 
     def _named(self, problem: Problem, kind: ScheduleKind) -> Named:
         key = (problem, kind.name)
@@ -101,6 +95,23 @@ class Guard:
 def _timed(problem: Problem, schedule: Schedule) -> Named:
     timeline = simulate(schedule, problem.costs)
     return Named(schedule, timeline.makespan, timeline.peak_activation)
+
+
+def short_enough(kind: ScheduleKind, devices: int, microbatches: int) -> int | None:
+    """Microbatches after which a named schedule only repeats itself, or None: then it must be built in full.
+
+    A longer one holds no less and takes at least the work of the busiest device for each further microbatch; tests hold
+    this against all named schedules. Loops with microbatches left over from their groups change with every number.
+    """
+    few = 2 * devices
+    steady = kind.name not in UNSTEADY and (kind.placement != "loop" or microbatches % devices == 0)
+    return few if microbatches > few and steady and not kind.microbatches_problem(devices, few) else None
+
+
+def margin(costs: PassCosts) -> float:
+    """How far, as a share, a long schedule may stay below what a short one lets expect; twice the most seen."""
+    stages = set(zip(costs.forward, costs.backward, costs.weight, strict=True))
+    return 1e-3 if len(stages) == 1 and isinstance(costs.hop, (int, float)) else 0.05
 
 
 @lru_cache(maxsize=256)
