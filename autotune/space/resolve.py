@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +14,29 @@ from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.devices import DEVICES
 from autotune.space.hf_config import read_hf_config
 from autotune.space.model import ModelSpec
+from autotune.space.placeholders import WORD_LISTS, placeholders_in
 from autotune.space.plan import Recompute
 from autotune.space.rope import RopeScaling
-from autotune.space.sections import ClusterSection, LinkSection, ModelSection, SearchSection, TrainingSection
-from autotune.space.settings import SearchLists
+from autotune.space.sections import (
+    ClusterSection,
+    LinkSection,
+    ModelSection,
+    SearchSection,
+    TrainingSection,
+    WorkerSection,
+)
+from autotune.space.settings import ReaderKind, ReaderSettings, SearchLists, WorkerSettings
 from autotune.space.space_file import Problems
 from autotune.space.training import TrainingSpec
 
-__all__ = ["DEFAULT_SCHEDULES", "resolve_cluster", "resolve_model", "resolve_search", "resolve_training"]
+__all__ = [
+    "DEFAULT_SCHEDULES",
+    "resolve_cluster",
+    "resolve_model",
+    "resolve_search",
+    "resolve_training",
+    "resolve_worker",
+]
 
 T = TypeVar("T")
 
@@ -140,14 +156,63 @@ def _link(section: LinkSection, default: Link) -> Link:
     )
 
 
-def resolve_training(section: TrainingSection) -> TrainingSpec:
-    """What one step trains."""
+def resolve_training(
+    section: TrainingSection, worker: WorkerSettings | None = None
+) -> tuple[TrainingSpec, tuple[str, ...]]:
+    """What one step trains, and notes about it.
+
+    A worker that nobody vouches for doesn't add the gradients of a tied embedding: a wrong "yes" would train another
+    model.
+    """
+    sums = section.sum_tied_gradients
+    notes: tuple[str, ...] = ()
+    if "sum_tied_gradients" not in section.model_fields_set and worker is not None and not _is_megatron(worker):
+        sums = False
+        notes = (
+            "the worker isn't known to add the gradients of a tied embedding that lies on two devices; "
+            "training.sum_tied_gradients: true says that it does",
+        )
     return TrainingSpec(
         global_batch_size=section.global_batch_size,
         dtype=section.dtype,
         optimizer=section.optimizer,
-        sum_tied_gradients=section.sum_tied_gradients,
+        sum_tied_gradients=sums,
         seed=section.seed,
+    ), notes
+
+
+def _is_megatron(worker: WorkerSettings) -> bool:
+    return "megatron_args" in placeholders_in(" ".join(worker.command))
+
+
+def resolve_worker(section: WorkerSection, folder: Path, problems: Problems) -> WorkerSettings | None:
+    """The worker; None when `problems` has been given a mistake. `cwd` is sought in `folder`."""
+    used = [name for name in WORD_LISTS if name in placeholders_in(" ".join(section.command))]
+    if len(used) > 1:
+        problems.add(("worker", "command"), f"{{{used[0]}}} and {{{used[1]}}} are for different trainers")
+        return None
+    for name, value in section.env.items():
+        if listed := [word for word in placeholders_in(value) if word in WORD_LISTS]:
+            problems.add(("worker", "env", name), f"{{{listed[0]}}} belongs in the command")
+            return None
+    cwd = None
+    if section.cwd is not None:
+        cwd = os.path.abspath(folder / section.cwd)
+        if not os.path.isdir(cwd):
+            problems.add(("worker", "cwd"), f"{section.cwd!r} is no folder ({cwd})")
+            return None
+    reader = section.reader
+    by_arguments: dict[str, ReaderKind] = {"megatron_args": "megatron", "torchtitan_args": "torchtitan"}
+    return WorkerSettings(
+        command=tuple(section.command),
+        shell=section.shell,
+        starter=section.starter,
+        env=tuple(section.env.items()),
+        cwd=cwd,
+        reader=ReaderSettings(by_arguments[used[0]] if used else "json")
+        if reader is None
+        else ReaderSettings(reader.kind, tuple(reader.pattern), reader.log, reader.skip_steps),
+        python_hooks=section.python_hooks,
     )
 
 

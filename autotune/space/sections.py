@@ -26,6 +26,7 @@ from autotune.schedules import registry
 from autotune.space.devices import DEVICES
 from autotune.space.plan import Recompute
 from autotune.space.units import parse_bandwidth, parse_size, parse_time
+from autotune.space.worker_section import WorkerSection
 
 __all__ = [
     "SECTIONS",
@@ -37,6 +38,7 @@ __all__ = [
     "SearchSection",
     "TrainingSection",
     "TrialSection",
+    "WorkerSection",
 ]
 
 
@@ -175,7 +177,9 @@ class TrainingSection(_Section):
     optimizer: Literal["adamw"] = Field("adamw", description="the optimizer")
     seed: Annotated[StrictInt, Field(ge=0, le=2**63 - 1)] = Field(0, description="of initial weights and tokens")
     sum_tied_gradients: StrictBool = Field(
-        True, description="whether the worker adds the gradients of a tied embedding on two devices; ours does"
+        True,
+        description="whether the worker adds the gradients of a tied embedding on two devices; ours does, and "
+        "Megatron-LM; false by default for other commands of the section worker",
     )
 
 
@@ -197,12 +201,16 @@ class TrialSection(_Section):
     warmup_steps: Count = Field(1, description="optimizer steps before the measured ones")
     measured_steps: Annotated[StrictInt, Field(ge=3, le=10**6)] = Field(3, description="optimizer steps measured")
     timeout_s: Number = Field(600.0, description="seconds after which a trial is stopped")
+    hang_timeout_s: Number | None = Field(
+        None, description="seconds without progress of any rank after which a trial is stopped"
+    )
 
 
-SECTIONS: dict[str, type[_Section]] = {
+SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelSection,
     "cluster": ClusterSection,
     "training": TrainingSection,
     "search": SearchSection,
     "trial": TrialSection,
+    "worker": WorkerSection,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,13 +13,19 @@ from autotune.schedules import registry
 from autotune.space.cluster import ClusterSpec
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan, spread_layers
-from autotune.space.resolve import resolve_cluster, resolve_model, resolve_search, resolve_training
+from autotune.space.resolve import (
+    resolve_cluster,
+    resolve_model,
+    resolve_search,
+    resolve_training,
+    resolve_worker,
+)
 from autotune.space.rules import BrokenRule, Point, broken_rules, derive_dp, derive_microbatches
-from autotune.space.settings import SearchLists, TrialSettings
+from autotune.space.settings import SearchLists, TrialSettings, WorkerSettings
 from autotune.space.space_file import read_space_file, space_to_yaml
 from autotune.space.training import TrainingSpec
 
-__all__ = ["Candidate", "Space", "load_space"]
+__all__ = ["Candidate", "PlanRule", "Space", "load_space"]
 
 MAX_POINTS = 1_000_000
 _spread = functools.lru_cache(maxsize=None)(spread_layers)
@@ -45,6 +51,8 @@ class Space:
 
     Attributes:
         name: the study's name, and its folder's.
+        worker: the command that runs a plan; None: the built-in worker.
+        plan_rules: rules beside those of `autotune.space.rules`, such as what a worker's trainer can't run.
         notes: what the reader of the file should know (a baseline that was added, dropout left out).
     """
 
@@ -54,6 +62,8 @@ class Space:
     training: TrainingSpec
     search: SearchLists
     trial: TrialSettings = field(default_factory=TrialSettings)
+    worker: WorkerSettings | None = None
+    plan_rules: tuple[PlanRule, ...] = field(default=(), compare=False, repr=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def candidates(self) -> Iterator[Candidate]:
@@ -99,20 +109,23 @@ class Space:
             return Candidate(point, None, broken)
         assert point.dp is not None
         assert point.microbatches is not None
-        return Candidate(
-            point,
-            Plan(
-                pp=point.pp,
-                tp=point.tp,
-                dp=point.dp,
-                micro_batch_size=point.micro_batch_size,
-                microbatches=point.microbatches,
-                schedule=point.schedule,
-                stages_per_device=point.stages_per_device,
-                layer_split=_spread(self.model.layers, point.pp * point.stages_per_device),
-                recompute=point.recompute,
-            ),
+        plan = Plan(
+            pp=point.pp,
+            tp=point.tp,
+            dp=point.dp,
+            micro_batch_size=point.micro_batch_size,
+            microbatches=point.microbatches,
+            schedule=point.schedule,
+            stages_per_device=point.stages_per_device,
+            layer_split=_spread(self.model.layers, point.pp * point.stages_per_device),
+            recompute=point.recompute,
         )
+        broken = tuple(problem for rule in self.plan_rules for problem in rule(self, plan))
+        return Candidate(point, None if broken else plan, broken)
+
+
+PlanRule = Callable[[Space, Plan], tuple[BrokenRule, ...]]
+"""Why a plan that keeps the space's own rules is refused all the same."""
 
 
 def load_space(path: str | Path) -> Space:
@@ -126,13 +139,15 @@ def load_space(path: str | Path) -> Space:
     problems = file.problems
     model, cluster, training, search = None, None, None, None
     model_notes: tuple[str, ...] = ()
+    training_notes: tuple[str, ...] = ()
     search_notes: tuple[str, ...] = ()
+    worker = None if file.worker is None else resolve_worker(file.worker, file.path.parent, problems)
     if file.model is not None:
         model, model_notes = resolve_model(file.model, file.path.parent, problems)
     if file.cluster is not None:
         cluster = resolve_cluster(file.cluster)
     if file.training is not None:
-        training = resolve_training(file.training)
+        training, training_notes = resolve_training(file.training, worker)
     if file.search is not None and cluster is not None:
         search, search_notes = resolve_search(file.search, cluster)
         points = math.prod(map(len, (search.pp, search.tp, search.micro_batch_size, search.recompute)))
@@ -145,5 +160,6 @@ def load_space(path: str | Path) -> Space:
     assert training is not None
     assert search is not None
     assert file.trial is not None
-    trial = TrialSettings(file.trial.warmup_steps, file.trial.measured_steps, file.trial.timeout_s)
-    return Space(file.name, model, cluster, training, search, trial, model_notes + search_notes)
+    trial = TrialSettings(**file.trial.model_dump())
+    notes = (*model_notes, *(training_notes if model.tied_embeddings else ()), *search_notes)
+    return Space(file.name, model, cluster, training, search, trial, worker, notes=notes)

@@ -17,7 +17,9 @@ from autotune.space.sections import (
     SearchSection,
     TrainingSection,
     TrialSection,
+    WorkerSection,
 )
+from autotune.space.settings import WorkerSettings
 from autotune.space.yaml_reader import Place, YamlFile, read_yaml
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ __all__ = ["TOP_KEYS", "Problems", "SpaceFile", "read_space_file", "space_to_yam
 
 TOP_KEYS = ("name", *SECTIONS)
 _REQUIRED = ("model", "cluster", "training")
+_OPTIONAL = ("worker",)  # there is none where the file has none; the others have their defaults
 
 
 @dataclass
@@ -50,7 +53,10 @@ class Problems:
 
 @dataclass(frozen=True)
 class SpaceFile:
-    """The sections of one file, each valid by itself; None for a section in which `problems` has found mistakes."""
+    """The sections of one file, each valid by itself; None for a section in which `problems` has found mistakes.
+
+    `worker` is also None where the file has no such section.
+    """
 
     path: Path
     name: str
@@ -59,6 +65,7 @@ class SpaceFile:
     training: TrainingSection | None
     search: SearchSection | None
     trial: TrialSection | None
+    worker: WorkerSection | None
     problems: Problems
 
 
@@ -88,6 +95,8 @@ def _read_section(name: str, values: dict[Any, Any], problems: Problems) -> Any:
         problems.add((name,), f"missing; {_summary(section.__doc__)}")
         return None
     given = values.get(name)
+    if given is None and name in _OPTIONAL:
+        return None
     try:
         return section.model_validate({} if given is None else given)
     except ValidationError as error:
@@ -134,6 +143,9 @@ def _explain(detail: dict[str, Any], section: Any) -> str:
         "too_short": "must list at least one value",
         "finite_number": "must be a finite number",
         "model_type": "must be a mapping of keys",
+        "model_attributes_type": "must be a mapping of keys",
+        "dict_type": "must be a mapping of names to values",
+        "list_type": "must be a list or a text",
     }
     return f"{shown} {texts[kind]}" if kind in texts else f"{shown}: {detail['msg']}"
 
@@ -200,6 +212,8 @@ def space_to_yaml(space: Space) -> str:
         },
         "trial": {key: getattr(space.trial, key) for key in TrialSection.model_fields},
     }
+    if space.worker is not None:
+        values["worker"] = _worker_values(space.worker)
     return yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
 
 
@@ -213,6 +227,24 @@ def _model_values(model: Any) -> dict[str, Any]:
     if model.activation == "swiglu":
         del values["gelu_tanh"]
     return values
+
+
+def _worker_values(worker: WorkerSettings) -> dict[str, Any]:
+    reader = worker.reader
+    read: dict[str, Any] = {"kind": reader.kind}
+    if reader.kind != "json":
+        read |= {"log": reader.log, "skip_steps": reader.skip_steps}
+    if reader.kind == "regex":
+        read["pattern"] = list(reader.patterns)
+    return {
+        "command": worker.command[0] if worker.shell else list(worker.command),
+        "shell": worker.shell,
+        "starter": worker.starter,
+        "env": dict(worker.env),
+        "cwd": worker.cwd,
+        "reader": read,
+        "python_hooks": worker.python_hooks,
+    }
 
 
 def _link_values(link: Any) -> dict[str, float]:
