@@ -131,7 +131,8 @@ class _Linear(torch.autograd.Function):
         (dy,) = grads
         (x,) = ctx.saved_tensors
         dx = dy @ local_tensor(ctx.weight) if ctx.needs_input_grad[0] else None
-        ctx.store.take(ctx.weight, ctx.bias, x, dy)
+        # Detached: a task that waits for W must not hold the graph, whose leaf holds the stage's input and gradient.
+        ctx.store.take(ctx.weight, ctx.bias, x.detach(), dy)
         return dx, None, None, None, None
 
 
