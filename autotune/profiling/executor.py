@@ -97,6 +97,21 @@ class Executor:
         self.boundary, self.dtype = boundary, dtype
         self.after_backward, self.around_pass = after_backward, around_pass
 
+    def with_schedule(self, schedule: Schedule) -> Executor:
+        """An executor of the same stages under another schedule with the same placement."""
+        assert schedule.placement == self.placement
+        return Executor(
+            self.module,
+            self.store,
+            schedule,
+            self.here,
+            self.group,
+            self.device,
+            self.boundary,
+            self.dtype,
+            self.after_backward,
+        )
+
     def run(self, batch: Batch) -> PassesResult:
         """Run all passes of one step; gradients are accumulated in the parameters, not yet summed over ranks."""
         flight = _Flight(self.device.pass_clock(), self.device.send_keeper())

@@ -29,10 +29,9 @@ from autotune.space.training import DType
 
 __all__ = ["fit_host", "main"]
 
-STEPS = 4
-ROUNDS = 2
+STEPS = 3
+ROUNDS = 3
 MICRO_BATCH_SIZES = (1, 4)
-DEPTHS = (1, 3)
 
 Sample = tuple[float, float, float]
 """Collectives, bytes they send, and the CPU seconds they took beyond collectives that move nothing."""
@@ -51,7 +50,7 @@ def main() -> None:
     gc.freeze()
     key, model = HostKey(**question["key"]), ModelSpec(**question["model"])
     measure = _pass_samples if key.axis == "tp" else _device_samples
-    samples = [sample for _ in range(ROUNDS) for sample in measure(ranks, model, question["dtype"], device, worlds)]
+    samples = [sample for _ in range(ROUNDS) for sample in measure(key, model, question["dtype"], device, worlds)]
     if rank == 0:
         temporary = folder / f"answer.{os.getpid()}"
         temporary.write_text(json.dumps(asdict(fit_host(samples))), encoding="utf-8")
@@ -81,27 +80,29 @@ def fit_host(samples: Sequence[Sample]) -> HostFigures:
 
 
 def _pass_samples(
-    ranks: int, model: ModelSpec, dtype: DType, device: CpuDevice, worlds: tuple[MeshCache, MeshCache]
+    key: HostKey, model: ModelSpec, dtype: DType, device: CpuDevice, worlds: tuple[MeshCache, MeshCache]
 ) -> list[Sample]:
     samples = []
     for size in MICRO_BATCH_SIZES:
-        key = PassesKey(ranks, size, "none", False, False, 1)
-        real, solo = (measure_passes(key, model, dtype, device, world, STEPS) for world in worlds)
+        shape = PassesKey(key.ranks, size, "none", False)
+        dp = key.world // key.ranks
+        real, solo = (measure_passes(shape, model, dtype, device, world, (1,), dp, STEPS)[1] for world in worlds)
         for kind, stage in real.items():
             for name, item in stage.passes.items():
-                samples.append((item.tp_calls, item.tp_bytes, item.seconds - solo[kind].passes[name].seconds))
+                if item.tp_calls:
+                    samples.append((item.tp_calls, item.tp_bytes, item.seconds - solo[kind].passes[name].seconds))
     return samples
 
 
 def _device_samples(
-    ranks: int, model: ModelSpec, dtype: DType, device: CpuDevice, worlds: tuple[MeshCache, MeshCache]
+    key: HostKey, model: ModelSpec, dtype: DType, device: CpuDevice, worlds: tuple[MeshCache, MeshCache]
 ) -> list[Sample]:
-    samples = []
-    for depth in DEPTHS:
-        key = DeviceKey(1, ranks, "both", depth)
-        real, solo = (measure_device(key, model, dtype, device, world) for world in worlds)
-        samples.append((real.dp_calls, real.dp_bytes, real.outside_s - solo.outside_s))
-    return samples
+    """The other ranks of the world form more groups of the same kind, by sharding the model over tp."""
+    shape = DeviceKey(key.world // key.ranks, key.ranks, "both")
+    real, solo = (measure_device(shape, model, dtype, device, world) for world in worlds)
+    return [
+        (real[depth].dp_calls, real[depth].dp_bytes, real[depth].outside_s - solo[depth].outside_s) for depth in real
+    ]
 
 
 if __name__ == "__main__":

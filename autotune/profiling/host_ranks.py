@@ -23,9 +23,9 @@ _POLL_S = 0.05
 
 
 def measure_host(key: HostKey, model: ModelSpec, dtype: DType, timeout_s: float) -> dict[str, Any]:
-    """Plain values of `HostFigures`, from `key.ranks` CPU processes of this machine. Raises ProfileError."""
+    """Plain values of `HostFigures`, from `key.world` CPU processes of this machine. Raises ProfileError."""
     question = {"key": asdict(key), "model": asdict(model), "dtype": dtype}
-    return run_ranks("autotune.profiling.host_cost", key.ranks, question, timeout_s)
+    return run_ranks("autotune.profiling.host_cost", key.world, question, timeout_s)
 
 
 def run_ranks(module: str, ranks: int, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from autotune.profiling.profile_cache import ProfileCache, hardware
 from autotune.profiling.profile_errors import ProfileError
 from autotune.profiling.profile_memory import WalkedPeak, walk
 from autotune.profiling.profile_records import (
-    DEPTHS,
     DeviceFigures,
     DeviceKey,
     Ends,
@@ -43,6 +42,9 @@ from autotune.space.training import DType
 
 __all__ = ["MEMORY_ERROR", "PlanProfiler", "Profile", "profile_outcome", "wanted_keys"]
 
+MOST_RANKS = 16
+"""CPU ranks that are started at most to measure what collectives cost their callers."""
+
 MEMORY_ERROR = 0.05
 """Largest relative error of the peak memory against runs (`benchmarks/prediction_accuracy.py` prints it)."""
 
@@ -53,7 +55,7 @@ class Profile:
 
     Attributes:
         measurement: `clock` is `virtual`; peaks are those of all ranks, as a run reports them.
-        breakdown: where the step of the device that ends last goes; waiting for messages counts as bubble.
+        breakdown: where the step of the device that ends last goes.
         memory: of every pipeline device at its peak (its tp and dp ranks are alike).
     """
 
@@ -109,13 +111,15 @@ class PlanProfiler:
         devices = [self._device_figures(request, device) for device in range(request.plan.pp)]
         memory = _memory(request, figures, devices)
         width = request.plan.dp * request.plan.tp
-        hosts = {"tp": self._host("tp", request.plan.tp), "dp": self._host("dp", request.plan.dp)}
+        hosts = {"tp": self._host("tp", request.plan), "dp": self._host("dp", request.plan)}
         reports = [
             _report(request, device * width + k, device, figures, devices[device], memory[device], hosts)
             for device in range(request.plan.pp)
             for k in range(width)
         ]
-        step = replay(replace(request, measured_steps=1), reports, "virtual")[0]
+        once = replace(request, measured_steps=1)
+        step = replay(once, reports, "virtual")[0]
+        without_messages_s = replay(once, reports, "virtual", free_messages=True)[0].step_time_s
         measurement = Measurement(
             clock="virtual",
             step_time_s=step.step_time_s,
@@ -129,41 +133,38 @@ class PlanProfiler:
             torch=_torch_version(),
             device=hardware(self.stages.device),
         )
-        return Profile(request.plan, measurement, _breakdown(step.parts, devices), memory)
+        return Profile(request.plan, measurement, _breakdown(step.parts, without_messages_s, devices), memory)
 
     def _stage_figures(self, request: TrialRequest) -> dict[int, StageFigures]:
         plan = request.plan
-        found: dict[int, StageFigures] = {}
-        for stage in range(plan.stages):
-            layers, kind = plan.layer_split[stage], _stage_kind(stage, plan.stages)
-            parts = []
-            for split in _splits(request, stage):
-                depths = {key.layers: self.stages.passes(key)[kind] for key in _passes_keys(request, layers, split)}
-                parts.append(stage_at(layers, depths))
-            # A stage with passes of both kinds holds as much until its B as a fused one until its BW.
-            found[stage] = replace(parts[-1], passes={k: f for part in parts for k, f in part.passes.items()})
+        depths = self.stages.passes(_passes_key(plan))
+        found = {}
+        for stage, layers in enumerate(plan.layer_split):
+            kind = _stage_kind(stage, plan.stages)
+            found[stage] = stage_at(layers, {depth: stages[kind] for depth, stages in depths.items()})
         return found
 
     def _device_figures(self, request: TrialRequest, device: int) -> DeviceFigures:
-        layers, keys = _device_keys(request, device)
-        return device_at(layers, {key.layers: self.stages.device_figures(key) for key in keys})
+        layers, key = _device_key(request, device)
+        return device_at(layers, self.stages.device_figures(key))
 
-    def _host(self, axis: Literal["tp", "dp"], ranks: int) -> HostFigures:
+    def _host(self, axis: Literal["tp", "dp"], plan: Plan) -> HostFigures:
+        """What a plan's collectives cost the ranks that call them; measured among as many ranks as the plan has."""
+        ranks = plan.tp if axis == "tp" else plan.dp
         if self.stages.device != "cpu" or ranks == 1:
             return HostFigures(0.0, 0.0)
-        return self.stages.host_figures(HostKey(axis, ranks))
+        world = plan.devices if plan.devices <= MOST_RANKS else ranks
+        if axis == "dp" and not _shardable(self.stages.model, world // ranks):
+            world = ranks
+        return self.stages.host_figures(HostKey(axis, ranks, world))
 
 
 def wanted_keys(requests: Iterable[TrialRequest]) -> list[PassesKey | DeviceKey]:
     """Every shape that profiling these plans measures, each once."""
     found: dict[PassesKey | DeviceKey, None] = {}
     for request in requests:
-        plan = request.plan
-        for stage in range(plan.stages):
-            for split in _splits(request, stage):
-                found |= dict.fromkeys(_passes_keys(request, plan.layer_split[stage], split))
-        for device in range(plan.pp):
-            found |= dict.fromkeys(_device_keys(request, device)[1])
+        found[_passes_key(request.plan)] = None
+        found |= {_device_key(request, device)[1]: None for device in range(request.plan.pp)}
     return list(found)
 
 
@@ -192,30 +193,23 @@ def _stage_kind(stage: int, stages: int) -> StageKind:
     return "first" if stage == 0 else "last" if stage == stages - 1 else "middle"
 
 
-def _splits(request: TrialRequest, stage: int) -> list[bool]:
-    """Whether the schedule runs a stage's backward fused (False), split (True) or both."""
-    device = request.schedule.placement[stage]
-    kinds = {item.kind for item in request.schedule.order[device] if item.stage == stage}
-    return [split for split, kind in ((False, "BW"), (True, "B")) if kind in kinds]
+def _shardable(model: ModelSpec, tp: int) -> bool:
+    """Whether tensor parallelism of that degree can shard the model."""
+    widths = (model.heads, model.kv_heads, model.hidden, model.ffn_hidden, model.sequence_length)
+    return all(width % tp == 0 for width in widths)
 
 
-def _passes_keys(request: TrialRequest, layers: int, split: bool) -> list[PassesKey]:
-    plan = request.plan
-    whole = plan.stages == 1
-    return [PassesKey(plan.tp, plan.micro_batch_size, plan.recompute, split, whole, depth) for depth in _depths(layers)]
+def _passes_key(plan: Plan) -> PassesKey:
+    return PassesKey(plan.tp, plan.micro_batch_size, plan.recompute, plan.stages == 1)
 
 
-def _device_keys(request: TrialRequest, device: int) -> tuple[int, list[DeviceKey]]:
-    """Layers of a device, and the measurements that its figures follow from."""
+def _device_key(request: TrialRequest, device: int) -> tuple[int, DeviceKey]:
+    """Layers of a device, and the measurement that its figures follow from."""
     plan, stages = request.plan, request.schedule.device_stages(device)
     layers = sum(plan.layer_split[stage] for stage in stages)
     first, last = 0 in stages, plan.stages - 1 in stages
     ends: Ends = "both" if first and last else "first" if first else "last" if last else "middle"
-    return layers, [DeviceKey(plan.tp, plan.dp, ends, depth) for depth in _depths(layers)]
-
-
-def _depths(layers: int) -> tuple[int, ...]:
-    return (layers,) if layers in DEPTHS else DEPTHS
+    return layers, DeviceKey(plan.tp, plan.dp, ends)
 
 
 def _boundary_bytes(request: TrialRequest) -> float:
@@ -287,15 +281,16 @@ def _report(
     )
 
 
-def _breakdown(parts: StepParts, devices: list[DeviceFigures]) -> Breakdown:
+def _breakdown(parts: StepParts, without_messages_s: float, devices: list[DeviceFigures]) -> Breakdown:
     """The parts of the step, named as predictions name them; clearing and copying gradients counts as dp."""
+    messages_s = min(parts.waiting_s, max(0.0, parts.total_s - without_messages_s))
     optimizer_s = min(devices[parts.device].optimizer_s, parts.outside_s)
     return Breakdown(
         compute_s=parts.compute_s,
         tp_s=parts.tp_s,
-        pp_s=0.0,
+        pp_s=messages_s,
         overhead_s=0.0,
-        bubble_s=parts.waiting_s,
+        bubble_s=parts.waiting_s - messages_s,
         dp_s=parts.reduction_s + parts.outside_s - optimizer_s,
         optimizer_s=optimizer_s,
     )

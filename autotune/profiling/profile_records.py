@@ -32,7 +32,7 @@ StageKind = Literal["first", "middle", "last", "whole"]
 Ends = Literal["first", "middle", "last", "both"]
 
 DEPTHS = (1, 3)
-"""Layers of the stages that are measured."""
+"""Layers of the stages that are measured, and of all stages of the ranks that are."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,13 @@ class PassesKey:
     Attributes:
         tp: tensor-parallel degree; the rank's shards are measured. (Data parallelism doesn't change passes: parameters
             are gathered before them and gradients reduced after.)
-        split: B and W apart; else BW.
         whole: one stage that is the whole model; else a first, a middle and a last one.
-        layers: of each stage.
     """
 
     tp: int
     micro_batch_size: int
     recompute: Recompute
-    split: bool
     whole: bool
-    layers: int
 
 
 @dataclass(frozen=True)
@@ -61,21 +57,24 @@ class DeviceKey:
 
     Attributes:
         ends: whether the rank's stages hold the embedding (first), the head (last), both or neither (middle).
-        layers: of all stages of the rank.
     """
 
     tp: int
     dp: int
     ends: Ends
-    layers: int
 
 
 @dataclass(frozen=True)
 class HostKey:
-    """A collective among `ranks` processes of this machine, on a mesh axis: of passes (tp) or of gradients (dp)."""
+    """A collective among `ranks` CPU processes, on a mesh axis: of passes (tp) or of gradients (dp).
+
+    Attributes:
+        world: processes that share the machine's cores meanwhile, those of the group included.
+    """
 
     axis: Literal["tp", "dp"]
     ranks: int
+    world: int
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class StageFigures:
     """The passes of one stage.
 
     Attributes:
-        passes: by kind: F with B and W, or F with BW.
+        passes: by kind: F, B, W and BW.
         held_bytes: held from F to B beside the stage's input and output.
         kept_bytes: the part of what B leaves behind that W needs.
         hand_over_s: time of the rank outside of its passes for each pass: making tokens, moving tensors between passes.

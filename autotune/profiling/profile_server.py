@@ -55,9 +55,11 @@ def _measure(request: dict[str, Any], device: Device, world: SoloWorld) -> dict[
     model = ModelSpec.from_dict(request["model"])
     if request["kind"] == "passes":
         stages = measure_passes(PassesKey(**request["key"]), model, request["dtype"], device, world)
-        return {kind: figures.to_dict() for kind, figures in stages.items()}
-    figures = measure_device(DeviceKey(**request["key"]), model, request["dtype"], device, world)
-    return dataclasses.asdict(figures)
+        return {
+            str(depth): {kind: figures.to_dict() for kind, figures in found.items()} for depth, found in stages.items()
+        }
+    devices = measure_device(DeviceKey(**request["key"]), model, request["dtype"], device, world)
+    return {str(depth): dataclasses.asdict(figures) for depth, figures in devices.items()}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 A first, a middle and a last stage lie on one device, so the executor hands tensors over without a message. Every
 microbatch goes forward through all three; the backward of the one before and the weight gradients of the one before
-that follow, so passes meet the caches and the allocator as they do in a pipeline.
+that follow, so passes meet the allocator as they do in a pipeline.
+
+A pass that reads a message may have waited for it, and another rank had the core and its caches meanwhile: on CPUs the
+caches are swept before such passes. (Warm, a stage of one layer is up to a tenth too fast, a deep one isn't.)
 """
 
 from __future__ import annotations
@@ -12,16 +15,18 @@ import gc
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from autotune.profiling.device import Device, Seconds
+from autotune.profiling.executor import Executor
 from autotune.profiling.mesh import MeshCache
 from autotune.profiling.meters import CollectiveCounter, StorageMeter
 from autotune.profiling.profile_records import (
+    DEPTHS,
     DeviceFigures,
     DeviceKey,
     PassesKey,
@@ -41,62 +46,84 @@ from autotune.space.training import DType, TrainingSpec
 __all__ = ["measure_device", "measure_passes"]
 
 MICROBATCHES = 8
-LEAST_STEPS = 3
-MOST_STEPS = 20
-ENOUGH_S = 1.0
-"""Steps are repeated until they took this long."""
+LEAST_ROUNDS = 3
+MOST_ROUNDS = 10
+ENOUGH_S = 2.0
+"""Rounds are repeated until they took this long."""
 DEVICE_STEPS = 7
-SCRATCH_BYTES = 16 * 2**20
+SWEEP_BYTES = 8 * 2**20
+"""Enough to leave nothing in the caches of a core."""
 # Where the rank under test (device 0) stands among two pipeline devices, by what its stages hold.
 PLACEMENTS = {"both": (0,), "first": (0, 1), "middle": (1, 0, 1), "last": (1, 0)}
 
 
 def measure_passes(
-    key: PassesKey, model: ModelSpec, dtype: DType, device: Device, world: MeshCache, steps: int | None = None
-) -> dict[StageKind, StageFigures]:
-    """Figures of the stages that `key` describes: a first, a middle and a last one, or the whole model.
+    key: PassesKey,
+    model: ModelSpec,
+    dtype: DType,
+    device: Device,
+    world: MeshCache,
+    depths: Sequence[int] = DEPTHS,
+    dp: int = 1,
+    rounds: int | None = None,
+) -> dict[int, dict[StageKind, StageFigures]]:
+    """Figures by depth of the stages that `key` describes: a first, a middle and a last one, or the whole model.
+
+    All depths, with split and with fused backwards, are timed in turns, so that they can be compared.
 
     Args:
         world: a `SoloWorld`, or the groups of real ranks that all call this.
-        steps: steps to time; None: until enough time went into them, which several ranks must not decide apart.
+        dp: data-parallel degree, so that real ranks are all in a mesh.
+        rounds: turns to time; None: until enough time went into them, which several ranks must not decide apart.
 
     Raises:
         torch.OutOfMemoryError: the stages don't fit on the device (RuntimeError on CPU).
     """
     kinds: tuple[StageKind, ...] = ("whole",) if key.whole else ("first", "middle", "last")
-    schedule = _stream(len(kinds), key.split)
-    plan = Plan(
-        pp=1,
-        tp=key.tp,
-        dp=1,
-        micro_batch_size=key.micro_batch_size,
-        microbatches=MICROBATCHES,
-        schedule=schedule.name,
-        stages_per_device=len(kinds),
-        layer_split=(key.layers,) * len(kinds),
-        recompute=key.recompute,
-    )
-    training = Training(_request(plan, schedule, model, dtype), device, world, _fill)
-    samples, hand_over_s = _timed(training, steps)
-    metered = _metered(training)
-    passes: dict[int, dict[str, PassFigures]] = defaultdict(dict)
-    for (kind, stage), seconds in samples.items():
-        seen = metered[kind, stage]
-        passes[stage][kind] = PassFigures(statistics.median(seconds), seen.peak, seen.tp_bytes, seen.tp_calls)
+    schedules = {split: _stream(len(kinds), split) for split in (True, False)}
+    trainings: dict[int, Training] = {}
+    executors: dict[tuple[int, bool], Executor] = {}
+    for depth in depths:
+        split = (depth,) * len(kinds)
+        plan = Plan(
+            1, key.tp, dp, key.micro_batch_size, MICROBATCHES, "stream", len(kinds), split, recompute=key.recompute
+        )
+        trainings[depth] = Training(_request(plan, schedules[True], model, dtype), device, world, _fill)
+        for way, schedule in schedules.items():
+            executors[depth, way] = trainings[depth].executor.with_schedule(schedule)
+    timed = _timed(trainings, executors, rounds)
+    return {
+        depth: _stage_figures(training, {way: executors[depth, way] for way in schedules}, kinds, timed)
+        for depth, training in trainings.items()
+    }
+
+
+def _stage_figures(
+    training: Training, executors: dict[bool, Executor], kinds: Sequence[StageKind], timed: _Times
+) -> dict[StageKind, StageFigures]:
+    """The figures of the stages of one depth."""
+    split, fused = (_metered(training, executors[way]) for way in (True, False))
+    depth = training.request.plan.layer_split[0]
     boundary = _boundary_bytes(training)
     found: dict[StageKind, StageFigures] = {}
     for stage, name in enumerate(kinds):
+        passes = {}
+        for kind in ("F", "B", "W", "BW"):
+            seen = (fused if kind == "BW" else split)[kind, stage]
+            seconds = statistics.median(timed.samples[depth, kind, stage])
+            passes[kind] = PassFigures(seconds, seen.peak, seen.tp_bytes, seen.tp_calls)
         output = boundary if stage < len(kinds) - 1 else 0
-        held = metered["F", stage].change - output
+        held = split["F", stage].change - output
         # B lets go of what is held, the input and the output's gradient, and leaves the input's gradient.
-        backward = metered["B" if key.split else "BW", stage].change
-        kept = backward + held + output
-        found[name] = StageFigures(passes[stage], held, kept if key.split else 0, hand_over_s)
+        kept = split["B", stage].change + held + output
+        found[name] = StageFigures(passes, held, kept, timed.hand_over_s(depth))
     return found
 
 
-def measure_device(key: DeviceKey, model: ModelSpec, dtype: DType, device: Device, world: MeshCache) -> DeviceFigures:
-    """Figures of what a rank does outside its passes.
+def measure_device(
+    key: DeviceKey, model: ModelSpec, dtype: DType, device: Device, world: MeshCache, depths: Sequence[int] = DEPTHS
+) -> dict[int, DeviceFigures]:
+    """Figures by depth of what a rank does outside its passes.
 
     `world` is a `SoloWorld`, or the groups of real ranks that all call this.
 
@@ -104,35 +131,45 @@ def measure_device(key: DeviceKey, model: ModelSpec, dtype: DType, device: Devic
         torch.OutOfMemoryError: parameters, gradients and optimizer state don't fit (RuntimeError on CPU).
     """
     placement = PLACEMENTS[key.ends]
-    split = tuple(key.layers if holder == 0 else 1 for holder in placement)
     pp = max(placement) + 1
     schedule = Schedule("none", 1, placement, tuple(() for _ in range(pp)))
-    plan = Plan(pp, key.tp, key.dp, 1, 1, "none", len(placement), split)
-    training = Training(_request(plan, schedule, model, dtype), device, world, _fill)
-    scratch = torch.zeros(SCRATCH_BYTES // 4, device=device.torch_device)
-    seconds, optimizer = [], []
+    trainings = {}
+    for depth in depths:
+        split = tuple(depth if holder == 0 else 1 for holder in placement)
+        plan = Plan(pp, key.tp, key.dp, 1, 1, "none", len(placement), split)
+        trainings[depth] = Training(_request(plan, schedule, model, dtype), device, world, _fill)
+    sweep = _sweeper(device)
+    outside: dict[int, list[float]] = defaultdict(list)
+    optimizer: dict[int, list[float]] = defaultdict(list)
     for index in range(DEVICE_STEPS):
-        _collect()
-        clock = device.pass_clock()
+        for depth, training in trainings.items():
+            parts = _outside_parts(training, sweep)
+            if index:  # the first step allocates the optimizer's state
+                outside[depth].append(sum(parts))
+                optimizer[depth].append(parts[-1])
+    return {
+        depth: dataclasses.replace(
+            _metered_device(training),
+            outside_s=statistics.median(outside[depth]),
+            optimizer_s=statistics.median(optimizer[depth]),
+        )
+        for depth, training in trainings.items()
+    }
+
+
+def _outside_parts(training: Training, sweep: Callable[[], None]) -> list[float]:
+    """Seconds of preparing a step, of finishing its gradients and of the optimizer, without passes."""
+    clock = training.device.pass_clock()
+    _collect()
+    for index, work in enumerate(
+        (training.model.prepare_step, training.model.finish_gradients, training.optimizer.step)
+    ):
+        if index < 2:
+            sweep()  # as after passes, of this rank or of another one
         clock.start()
-        training.model.prepare_step()
+        work()
         clock.stop()
-        scratch.add_(1.0)  # as after passes, nothing of it is in the caches
-        clock.start()
-        training.model.finish_gradients()
-        clock.stop()
-        clock.start()
-        training.optimizer.step()
-        clock.stop()
-        parts = [_own(device, part) for part in clock.read()]
-        if index:  # the first step allocates the optimizer's state
-            seconds.append(sum(parts))
-            optimizer.append(parts[2])
-    return dataclasses.replace(
-        _metered_device(training),
-        outside_s=statistics.median(seconds),
-        optimizer_s=statistics.median(optimizer),
-    )
+    return [_own(training.device, part) for part in clock.read()]
 
 
 def _stream(stages: int, split: bool) -> Schedule:
@@ -187,31 +224,74 @@ def _collect() -> None:
     gc.collect()
 
 
-def _timed(training: Training, steps: int | None) -> tuple[dict[tuple[str, int], list[float]], float]:
-    """Seconds of all passes by kind and stage, after a first step that isn't counted, and the time between passes."""
-    samples: dict[tuple[str, int], list[float]] = defaultdict(list)
-    between: list[float] = []
+def _sweeper(device: Device) -> Callable[[], None]:
+    """What leaves the caches of a CPU core without anything useful; GPUs have no waiting rank beside them."""
+    if device.torch_device.type != "cpu":
+        return lambda: None
+    scratch = torch.zeros(SWEEP_BYTES // 4)
+
+    def sweep() -> None:
+        scratch.add_(1.0)
+
+    return sweep
+
+
+@dataclass
+class _Times:
+    """Seconds of passes by (depth, kind, stage), and of the rank between passes by depth."""
+
+    samples: dict[tuple[int, str, int], list[float]]
+    between: dict[int, list[float]]
+
+    def hand_over_s(self, depth: int) -> float:
+        """Median time of the rank between two passes."""
+        return max(0.0, statistics.median(self.between[depth]))
+
+
+def _timed(trainings: dict[int, Training], executors: dict[tuple[int, bool], Executor], rounds: int | None) -> _Times:
+    """Every executor takes its turn, round after round; the first isn't counted."""
+    times = _Times(defaultdict(list), defaultdict(list))
     spent_s = 0.0
-    for index in range(1 + MOST_STEPS):
-        training.model.prepare_step()
-        _collect()
-        gc.disable()
-        try:
-            training.device.synchronize()
-            begun, cpu = time.perf_counter(), time.thread_time()
-            passes = training.executor.run(training.batch(index)).passes
-            cpu = time.thread_time() - cpu
-        finally:
-            gc.enable()
-        if index == 0:
-            continue
-        spent_s += time.perf_counter() - begun
-        for item, seconds in passes:
-            samples[item.kind, item.stage].append(_own(training.device, seconds))
-        between.append((cpu - sum(seconds.cpu_s for _, seconds in passes)) / len(passes))
-        if index == steps or (steps is None and index >= LEAST_STEPS and spent_s > ENOUGH_S):
+    for index in range(1 + MOST_ROUNDS):
+        for (depth, _), executor in executors.items():
+            seconds = _one_step(trainings[depth], executor, depth, times if index else None)
+            spent_s += seconds if index else 0.0
+        if index == rounds or (rounds is None and index >= LEAST_ROUNDS and spent_s > ENOUGH_S):
             break
-    return samples, max(0.0, statistics.median(between))
+    return times
+
+
+def _one_step(training: Training, executor: Executor, depth: int, times: _Times | None) -> float:
+    """Run the passes once and note their times; the wall time."""
+    sweep = _sweeper(training.device)
+    swept: list[float] = []
+
+    def around(item: Pass | None) -> None:
+        if item is not None and item.kind != "W":
+            cpu = time.thread_time()
+            sweep()
+            swept.append(time.thread_time() - cpu)
+
+    # A stage that is the whole model reads no message.
+    executor.around_pass = around if executor.last_stage > 0 else None
+    training.model.prepare_step()
+    _collect()
+    gc.disable()
+    try:
+        training.device.synchronize()
+        begun, cpu = time.perf_counter(), time.thread_time()
+        passes = executor.run(training.batch(0)).passes
+        cpu = time.thread_time() - cpu
+        wall = time.perf_counter() - begun
+    finally:
+        gc.enable()
+        executor.around_pass = None
+    if times is not None:
+        for item, seconds in passes:
+            times.samples[depth, item.kind, item.stage].append(_own(training.device, seconds))
+        own = sum(seconds.cpu_s for _, seconds in passes)
+        times.between[depth].append((cpu - sum(swept) - own) / len(passes))
+    return wall
 
 
 @dataclass
@@ -241,7 +321,7 @@ class _PassMeter(StorageMeter):
         return self.highest
 
 
-def _metered(training: Training) -> dict[tuple[str, int], _Metered]:
+def _metered(training: Training, executor: Executor) -> dict[tuple[str, int], _Metered]:
     """Every kind of pass in the middle of a step, when everything that lasts has been made."""
     counted = MICROBATCHES // 2
     found: dict[tuple[str, int], _Metered] = {}
@@ -265,11 +345,11 @@ def _metered(training: Training) -> dict[tuple[str, int], _Metered]:
         )
 
     training.model.prepare_step()
-    training.executor.around_pass = around
+    executor.around_pass = around
     _collect()
     with meter, counter:
-        training.executor.run(training.batch(0))
-    training.executor.around_pass = None
+        executor.run(training.batch(0))
+    executor.around_pass = None
     return found
 
 

@@ -77,13 +77,16 @@ class StageProfiler:
             process.wait()
         process.stdout.close()
 
-    def passes(self, key: PassesKey) -> dict[str, StageFigures]:
-        """Figures by stage kind: `first`, `middle` and `last`, or `whole`. Raises ProfileError."""
-        return {kind: StageFigures.from_dict(values) for kind, values in self._record("passes", key).items()}
+    def passes(self, key: PassesKey) -> dict[int, dict[str, StageFigures]]:
+        """Figures by depth and stage kind: `first`, `middle` and `last`, or `whole`. Raises ProfileError."""
+        return {
+            int(depth): {kind: StageFigures.from_dict(values) for kind, values in stages.items()}
+            for depth, stages in self._record("passes", key).items()
+        }
 
-    def device_figures(self, key: DeviceKey) -> DeviceFigures:
-        """Figures of what a rank does outside of passes. Raises ProfileError."""
-        return DeviceFigures(**self._record("device", key))
+    def device_figures(self, key: DeviceKey) -> dict[int, DeviceFigures]:
+        """Figures by depth of what a rank does outside of passes. Raises ProfileError."""
+        return {int(depth): DeviceFigures(**values) for depth, values in self._record("device", key).items()}
 
     def host_figures(self, key: HostKey) -> HostFigures:
         """CPU time of collectives, by as many real processes as `key.ranks`. Raises ProfileError."""
@@ -105,9 +108,10 @@ class StageProfiler:
         if found is None:
             found = self._stored(key)
         if found is None:
-            found = measure_host(key, self.model, self.dtype, self.timeout_s) if isinstance(key, HostKey) else None
-        if found is None:
-            found = self._ask({"kind": kind, "key": asdict(key)})
+            if isinstance(key, HostKey):
+                found = measure_host(key, self.model, self.dtype, self.timeout_s)
+            else:
+                found = self._ask({"kind": kind, "key": asdict(key)})
             self.cache.store(self._name(key), found)
             self.measured += 1
         self._known[key] = found

@@ -80,12 +80,15 @@ def pick_clock(device: str, ranks: int, cores: float, reports: Sequence[RankRepo
     return "virtual" if crowded and all(report.passes for report in reports) else "wall"
 
 
-def replay(request: TrialRequest, reports: Sequence[RankReport], clock: Clock) -> tuple[ReplayedStep, ...]:
+def replay(
+    request: TrialRequest, reports: Sequence[RankReport], clock: Clock, free_messages: bool = False
+) -> tuple[ReplayedStep, ...]:
     """Every measured step, replayed from the passes that the ranks timed.
 
     Args:
         reports: complete reports of all ranks, rank r at index r, each with `passes`.
         clock: `virtual` adds the tp collectives to the CPU times; the wall times of passes contain them already.
+        free_messages: let messages between pipeline devices take no time.
 
     Raises:
         ValueError: a pass of the schedule was not timed; the message names it.
@@ -97,7 +100,7 @@ def replay(request: TrialRequest, reports: Sequence[RankReport], clock: Clock) -
     for step in range(request.measured_steps):
         seconds = _slowest(reports, step, clock)
         seconds = {key: value + inside_s.get(key, 0.0) for key, value in seconds.items()}
-        timeline = simulate(request.schedule, _costs(request, seconds, network))
+        timeline = simulate(request.schedule, _costs(request, seconds, 0.0 if free_messages else network.hops()))
         tp_s = [sum(inside_s.get((p.kind, p.stage), 0.0) for p in order) for order in request.schedule.order]
         parts = [
             StepParts(
@@ -126,7 +129,7 @@ def _slowest(reports: Sequence[RankReport], step: int, clock: Clock) -> PassSeco
     return seconds
 
 
-def _costs(request: TrialRequest, seconds: PassSeconds, network: _Network) -> PassCosts:
+def _costs(request: TrialRequest, seconds: PassSeconds, hop: float | tuple[tuple[float, ...], ...]) -> PassCosts:
     stages = range(request.schedule.stages)
     nothing = (0.0,) * len(stages)
     return PassCosts(
@@ -134,7 +137,7 @@ def _costs(request: TrialRequest, seconds: PassSeconds, network: _Network) -> Pa
         # A fused pass is charged as B + W with W = 0.
         backward=tuple(_time(seconds, "B" if ("B", stage) in seconds else "BW", stage) for stage in stages),
         weight=tuple(seconds.get(("W", stage), 0.0) for stage in stages),
-        hop=network.hops(),
+        hop=hop,
         activation=nothing,
         kept=nothing,
     )

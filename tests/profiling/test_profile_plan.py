@@ -1,0 +1,220 @@
+"""The `profile` fidelity: memory by walking the schedule, whole plans against real runs, the cache, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.profiling.assess import assess
+from autotune.profiling.command import DEFAULT_WORKER
+from autotune.profiling.pool import RankPool
+from autotune.profiling.predicted import PREDICTED_COLUMNS, predicted_columns
+from autotune.profiling.profile_cache import ProfileCache
+from autotune.profiling.profile_errors import ProfileError
+from autotune.profiling.profile_memory import walk
+from autotune.profiling.profile_plan import PlanProfiler, Profile, profile_outcome, wanted_keys
+from autotune.profiling.profile_records import DeviceKey, PassesKey, PassFigures, StageFigures
+from autotune.profiling.protocol import TrialRequest
+from autotune.profiling.stage_profiler import StageProfiler
+from autotune.results.measurement import Measurement
+from autotune.schedules.costs import PassCosts
+from autotune.schedules.lowering import lower
+from autotune.schedules.registry import SCHEDULES, build, find
+from autotune.schedules.simulate import simulate
+from autotune.space.cluster import ClusterSpec, Link
+from autotune.space.model import ModelSpec
+from autotune.space.plan import Plan, spread_layers
+from autotune.space.training import TrainingSpec
+
+MODEL = ModelSpec(
+    layers=8, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn_hidden=64, vocab=101, sequence_length=32, name="small"
+)
+TRAINING = TrainingSpec(global_batch_size=8)
+# On two ranks: plain and split pipelines, two stages a device, tensor and data parallelism, recomputation.
+PLANS = (
+    ("1f1b", 2, 1, 1, "none"),
+    ("zb-h1", 2, 1, 1, "none"),
+    ("v-half", 2, 1, 1, "none"),
+    ("gpipe", 2, 1, 1, "full"),
+    ("1f1b", 1, 2, 1, "none"),
+    ("1f1b", 1, 1, 2, "none"),
+)
+
+
+def request(schedule: str, pp: int, tp: int, dp: int, recompute: str = "none", layers: int = 8) -> TrialRequest:
+    stages = find(schedule).min_stages_per_device
+    model = dataclasses.replace(MODEL, layers=layers)
+    microbatches = TRAINING.global_batch_size // dp
+    plan = Plan(
+        pp,
+        tp,
+        dp,
+        1,
+        microbatches,
+        schedule,
+        stages,
+        spread_layers(layers, pp * stages),
+        recompute,  # type: ignore[arg-type]
+    )
+    link = Link(1e-4, 1e9)
+    cluster = ClusterSpec(1, plan.devices, "cpu", None, link, link)
+    built = build(schedule, pp, microbatches, stages)
+    return TrialRequest(0, plan, built, model, cluster, TRAINING, measured_steps=3)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> ProfileCache:
+    return ProfileCache(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def profiles(cache: ProfileCache) -> list[Profile]:
+    with PlanProfiler(MODEL, "float32", "cpu", cache) as profiler:
+        return [profiler.profile(request(*plan)) for plan in PLANS]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Measurement]]:
+    folder = tmp_path_factory.mktemp("runs")
+    pool = RankPool(DEFAULT_WORKER, folder / "ranks")
+    found = []
+    try:
+        for number, plan in enumerate(PLANS):
+            where = folder / str(number)
+            asked = request(*plan)
+            outcome = assess(asked, pool.run(asked, where, 120.0), where, cores=1)
+            assert outcome.measurement is not None, outcome.reason
+            found.append(outcome.measurement)
+        yield found
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_walked_activations_are_those_of_the_simulated_timeline(schedule: str) -> None:
+    kind = find(schedule)
+    built = build(schedule, 4, 8, kind.min_stages_per_device)
+    held, kept = [2.0 + 0.25 * s for s in range(built.stages)], [1.0 + 0.125 * s for s in range(built.stages)]
+    nothing = (0.0,) * built.stages
+    costs = PassCosts((1.0,) * built.stages, nothing, nothing, 0.0, tuple(held), tuple(kept))
+    item = PassFigures(1.0, 0.0, 0.0, 0.0)
+    figures = {
+        s: StageFigures(dict.fromkeys(("F", "B", "W", "BW"), item), held[s], kept[s], 0.0) for s in range(built.stages)
+    }
+    walked = [walk(actions, figures, 0.0, built.stages - 1).total_bytes for actions in lower(built)]
+    assert walked == pytest.approx(simulate(built, costs).peak_activation)
+
+
+@pytest.mark.ranks
+def test_profiled_peaks_are_those_of_runs(profiles: list[Profile], runs: list[Measurement]) -> None:
+    for profile, measured in zip(profiles, runs, strict=True):
+        assert profile.peak_memory_bytes == pytest.approx(measured.peak_memory_bytes, rel=0.03), profile.plan.describe()
+
+
+@pytest.mark.ranks
+def test_profiled_steps_are_near_those_of_runs(profiles: list[Profile], runs: list[Measurement]) -> None:
+    # The machine of a test may be busy; benchmarks/prediction_accuracy.py measures how good profiles are.
+    for profile, measured in zip(profiles, runs, strict=True):
+        assert profile.step_time_s == pytest.approx(measured.step_time_s, rel=2.0), profile.plan.describe()
+
+
+def test_breakdown_sums_to_the_step(profiles: list[Profile]) -> None:
+    for profile in profiles:
+        assert sum(dataclasses.astuple(profile.breakdown)) == pytest.approx(profile.step_time_s)
+        assert all(part >= 0 for part in dataclasses.astuple(profile.breakdown))
+
+
+def test_parallelism_shows_in_the_breakdown(profiles: list[Profile]) -> None:
+    pipeline, tensor, data = profiles[0].breakdown, profiles[4].breakdown, profiles[5].breakdown
+    assert pipeline.bubble_s > 0
+    assert pipeline.tp_s == 0
+    assert tensor.tp_s > 0
+    assert tensor.bubble_s == data.bubble_s == 0
+    assert data.dp_s > pipeline.dp_s
+
+
+def test_every_rank_has_a_peak(profiles: list[Profile]) -> None:
+    for profile in profiles:
+        per_rank = profile.measurement.peak_memory_bytes_per_rank
+        assert per_rank is not None
+        assert len(per_rank) == profile.plan.devices
+        assert max(per_rank) == profile.peak_memory_bytes
+
+
+def test_second_profile_comes_from_the_cache(profiles: list[Profile], cache: ProfileCache) -> None:
+    with PlanProfiler(MODEL, "float32", "cpu", cache) as profiler:
+        again = [profiler.profile(request(*plan)) for plan in PLANS]
+        assert profiler.stages.measured == 0
+    assert again == profiles
+
+
+def test_deeper_models_of_the_same_layers_need_no_new_measurement(profiles: list[Profile], cache: ProfileCache) -> None:
+    deeper = request("1f1b", 2, 1, 1, layers=24)
+    with PlanProfiler(deeper.model, "float32", "cpu", cache) as profiler:
+        profile = profiler.profile(deeper)
+        assert profiler.stages.measured == 0
+    assert profile.step_time_s > 1.5 * profiles[0].step_time_s
+    assert profile.peak_memory_bytes > 2 * profiles[0].peak_memory_bytes
+
+
+def test_shapes_grow_with_the_kinds_of_stages_not_with_the_plans() -> None:
+    requests = [
+        request(name, pp, 1, 1) for name in sorted(SCHEDULES) for pp in (2, 4) if find(name).min_stages_per_device <= 2
+    ]
+    keys = wanted_keys(requests)
+    assert len(requests) > 20
+    assert [key for key in keys if isinstance(key, PassesKey)] == [PassesKey(1, 1, "none", False)]
+    # Outside the passes devices differ by their ends: first, middle and last, or both on one.
+    assert len([key for key in keys if isinstance(key, DeviceKey)]) == 4
+
+
+def test_plan_beyond_its_memory_is_refused_and_says_what_fills_it(profiles: list[Profile], cache: ProfileCache) -> None:
+    asked = request(*PLANS[0])
+    peak = profiles[0].peak_memory_bytes
+    with PlanProfiler(MODEL, "float32", "cpu", cache) as profiler:
+        fits = dataclasses.replace(asked, cluster=dataclasses.replace(asked.cluster, memory_limit_bytes=peak))
+        outcome, profile = profile_outcome(profiler, fits)
+        assert outcome.state == "predicted"
+        assert outcome.measurement == profiles[0].measurement
+        assert profile is not None
+        tight = dataclasses.replace(asked, cluster=dataclasses.replace(asked.cluster, memory_limit_bytes=peak // 2))
+        outcome, _ = profile_outcome(profiler, tight)
+    assert outcome.state == "refused"
+    assert outcome.reason.startswith("refused (estimate): pipeline device")
+    assert "parameters" in outcome.reason
+
+
+def test_predicted_columns_hold_errors_where_measured(profiles: list[Profile]) -> None:
+    profile = profiles[0]
+    alone = predicted_columns(profile)
+    assert list(alone) == [column.name for column in PREDICTED_COLUMNS]
+    assert alone["step_time_error"] is None
+    half = dataclasses.replace(
+        profile.measurement,
+        step_time_s=profile.step_time_s / 2,
+        peak_memory_bytes_per_rank=(2 * profile.peak_memory_bytes,),
+    )
+    beside = predicted_columns(profile, half)
+    assert beside["step_time_error"] == pytest.approx(1.0)
+    assert beside["peak_memory_error"] == pytest.approx(-0.5)
+    parts = [value for name, value in alone.items() if name.endswith("_s") and name != "predicted_step_time_s"]
+    assert sum(part for part in parts if part is not None) == pytest.approx(profile.step_time_s)
+
+
+def test_measuring_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    profiler = StageProfiler(MODEL, "float32", "cpu", ProfileCache(tmp_path), timeout_s=0.01)
+    with pytest.raises(ProfileError, match=r"more than 0\.01 s") as failure:
+        profiler.device_figures(DeviceKey(1, 1, "middle"))
+    assert failure.value.state == "timeout"
+    assert profiler._process is None
+
+
+def test_shape_that_cannot_be_built_fails_alone(cache: ProfileCache, profiles: list[Profile]) -> None:
+    with StageProfiler(MODEL, "float32", "cpu", cache) as profiler:
+        with pytest.raises(ProfileError) as failure:
+            profiler.passes(PassesKey(3, 1, "none", False))  # 3 does not divide the heads
+        assert failure.value.state == "failed"
+        assert profiler.device_figures(DeviceKey(1, 1, "middle"))[1].parameters > 0
