@@ -39,8 +39,8 @@ class Effort:
 FULL = Effort(
     sites=3,
     climb_passes=1_500_000,
-    short_anneal=1_000_000,
-    long_anneal=15_000_000,
+    short_anneal=800_000,
+    long_anneal=12_000_000,
     gain_after=(0.12, 0.08, 0.045, 0.03, 0.008),
 )
 QUICK = Effort(

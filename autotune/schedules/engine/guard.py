@@ -10,7 +10,7 @@ import numpy as np
 
 from autotune.schedules.costs import PassCosts
 from autotune.schedules.engine.bounds import lower_bounds
-from autotune.schedules.engine.graph import chain_rows, time_orders
+from autotune.schedules.engine.graph import blank_state, chain_rows, time_orders
 from autotune.schedules.engine.problem import CAP_TOLERANCE, Ints, Problem
 from autotune.schedules.engine.site import Found
 from autotune.schedules.registry import SCHEDULES, ScheduleKind
@@ -170,7 +170,6 @@ def schedule_of(problem: Problem, orders: Ints, name: str) -> Schedule:
 
 def _makespan(problem: Problem, orders: Ints) -> float:
     m = problem.microbatches
-    duration, before, before_hop, *_ = chain_rows(problem.tables, m)
-    codes = orders.size
-    start, place, topology = np.zeros(codes), np.zeros(codes, np.int64), np.zeros(codes, np.int64)
-    return time_orders(m, orders, duration, before, before_hop, start, place, topology)
+    links, costs = chain_rows(problem.tables, m)
+    whole, times = blank_state(m, links.shape[1])
+    return time_orders(orders, links, costs, whole, times)
