@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.errors import UserError
-from autotune.profiling.command import WorkerCommand, started_ranks
+from autotune.profiling.command import PLAN_FILE, WorkerCommand, started_ranks
 from autotune.profiling.protocol import TrialRequest
 from autotune.profiling.supervised import SupervisedLaunch
 from autotune.profiling.supervisor import Ending, LaunchSpec
@@ -27,10 +27,11 @@ def trial_folder(logs: Path, trial: int) -> Path:
 
 
 def prepare_folder(request: TrialRequest, folder: Path) -> None:
-    """Make the folder of a trial and write its request. Raises UserError if that is impossible."""
+    """Make the folder of a trial and write its request and its plan. Raises UserError if that is impossible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "request.json").write_text(json.dumps(request.to_dict()), encoding="utf-8")
+        (folder / PLAN_FILE).write_text(json.dumps(request.plan.to_dict()), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}") from error
 
@@ -42,6 +43,7 @@ def launch(
     time_limit_s: float,
     owner: str = "",
     should_stop: Callable[[], bool] = lambda: False,
+    hang_timeout_s: float | None = None,
 ) -> Ending:
     """Run one plan on its own process group and return when none of its processes is left.
 
@@ -50,13 +52,19 @@ def launch(
         time_limit_s: wall time, start-up included.
         owner: marks the processes, normally `owner_mark` of the study.
         should_stop: asked some times a second; true ends the trial with kind `stopped`.
+        hang_timeout_s: time without progress of any rank after which the trial ends with kind `hang`; None: no limit.
 
     Raises:
         UserError: the command has an unknown placeholder, or the folder can't be written.
     """
-    command = started_ranks(worker.fill(request, folder), worker.starter, request.plan.devices, folder)
+    worker = worker.with_port()
+    filled, env = worker.fill(request, folder), worker.fill_env(request, folder)
+    command = started_ranks(
+        filled, worker.starter, request.plan.devices, folder, cwd=worker.cwd, python_hooks=worker.python_hooks
+    )
     prepare_folder(request, folder)
-    running = SupervisedLaunch(LaunchSpec(command, str(folder), time_limit_s), request.cluster.device, owner)
+    spec = LaunchSpec(command, str(folder.absolute()), time_limit_s, hang_timeout_s)
+    running = SupervisedLaunch(spec, request.cluster.device, owner, env)
     try:
         while (ending := running.poll(_POLL_S)) is None:
             if should_stop():

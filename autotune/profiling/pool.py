@@ -54,6 +54,7 @@ class RankPool:
         folder: Path,
         time_limit_s: float,
         should_stop: Callable[[], bool] = lambda: False,
+        hang_timeout_s: float | None = None,
     ) -> Ending:
         """Run one plan, on warm ranks if there are any; what `launch` takes and gives.
 
@@ -64,7 +65,7 @@ class RankPool:
             self.close()
         started_at, started = time.time(), time.monotonic()
         running = self._launch or self._start(request, time_limit_s)
-        running.limit(time_limit_s)
+        running.limit(time_limit_s, hang_timeout_s)
         self._post({"request": str(folder / "request.json"), "out": str(folder)})
         try:
             ending = self._wait(running, request.plan.devices, folder, should_stop)
@@ -119,7 +120,7 @@ class RankPool:
 
     def _hand_over_logs(self, folder: Path) -> None:
         """Put what tells of the launch's end beside the trial it failed in."""
-        for path in [self._inbox / "launcher.log", *self._inbox.glob("rank-*")]:
+        for path in [self._inbox / "launcher.log", *self._inbox.glob("rank-*"), *self._inbox.glob("main.*")]:
             target = folder / path.name
             if not target.exists():
                 with contextlib.suppress(OSError):

@@ -98,7 +98,7 @@ class RankReport:
     """What one rank writes to `rank-N.json` when it is done (or has failed).
 
     Attributes:
-        state: `ok`, `oom` or `failed`.
+        state: `ok`, `oom`, `failed`, or `launcher` when the ranks couldn't reach each other.
         error: last lines of the failure, empty if none.
         failed_at: UNIX time of the failure, so that the first failing rank can be told from its followers.
         step_wall_s: wall time of every measured step.
@@ -118,7 +118,7 @@ class RankReport:
     """
 
     rank: int
-    state: Literal["ok", "oom", "failed"]
+    state: Literal["ok", "oom", "failed", "launcher"]
     error: str = ""
     failed_at: float | None = None
     step_wall_s: tuple[float, ...] = ()

@@ -1,11 +1,13 @@
 """Runs one rank's command: own log file, dies with its parent, and its end is written down.
 
-The elastic launcher starts this file for every rank as `python -I -S rank_entry.py FOLDER COMMAND...`; it uses the
-standard library alone, so it costs some milliseconds. It writes
+The elastic launcher starts this file for every rank as `python -I -S rank_entry.py [--cwd DIR] [--no-hooks] FOLDER
+COMMAND...`; it uses the standard library alone, so it costs some milliseconds. It writes
 
 * `FOLDER/rank-N.log`: what the command printed, both streams;
 * `FOLDER/rank-N.exit.json`: how it ended. A rank that a signal killed can't report itself, and the first rank to end
   tells the cause from the consequences.
+
+The command finds FOLDER in AUTOTUNE_RANK_FOLDER and, if it is Python, loads `rank_hooks`.
 """
 
 from __future__ import annotations
@@ -22,17 +24,23 @@ from types import FrameType
 _PR_SET_PDEATHSIG = 1
 
 
-def main(folder: str, command: list[str]) -> int:
+_HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_hooks")
+
+
+def main(folder: str, command: list[str], cwd: str | None = None, hooks: bool = True) -> int:
     """Run `command` as the rank that the environment names; its exit code, or 128 + the signal that ended it."""
     rank = os.environ.get("RANK", "0")
     _die_with_parent(os.getppid())
     log = os.open(os.path.join(folder, f"rank-{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.environ["AUTOTUNE_RANK_FOLDER"] = folder
+    if hooks:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_HOOKS, os.environ.get("PYTHONPATH"))))
     own_pid = os.getpid()
     child = os.fork()
     if child == 0:
-        _exec(command, own_pid)
+        _exec(command, own_pid, cwd)
 
     def forward(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -56,13 +64,16 @@ def main(folder: str, command: list[str]) -> int:
     return exit_code
 
 
-def _exec(command: list[str], parent: int) -> None:
+def _exec(command: list[str], parent: int, cwd: str | None) -> None:
     """Become `command`; never returns."""
     _die_with_parent(parent)
     try:
+        if cwd is not None:
+            os.chdir(cwd)
         os.execvp(command[0], command)
     except OSError as error:
-        print(f"cannot start {command[0]!r}: {error.strerror}", flush=True)
+        where = "" if cwd is None else f" in {cwd}"
+        print(f"cannot start {command[0]!r}{where}: {error.strerror}", flush=True)
         os._exit(127)
 
 
@@ -83,5 +94,17 @@ def _write(path: str, values: dict[str, object]) -> None:
         os.replace(temporary, path)
 
 
+def _parse(arguments: list[str]) -> int:
+    """`main` with what the command line says."""
+    cwd, hooks = None, True
+    while arguments[0].startswith("--"):
+        option = arguments.pop(0)
+        if option == "--cwd":
+            cwd = arguments.pop(0)
+        else:
+            hooks = False
+    return main(arguments[0], arguments[1:], cwd, hooks)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(_parse(sys.argv[1:]))

@@ -20,9 +20,10 @@ import torch
 import torch.distributed as dist
 
 from autotune.profiling.device import Device, make_device
+from autotune.profiling.heartbeat import beat
 from autotune.profiling.mesh import MeshCache
 from autotune.profiling.protocol import RankReport, TrialRequest
-from autotune.profiling.worker import failure_state, run_plan
+from autotune.profiling.worker import current_device, failure_state, run_plan
 from autotune.schedules.checks import check
 
 __all__ = ["main"]
@@ -46,6 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             request = TrialRequest.from_dict(json.loads(Path(job["request"]).read_text(encoding="utf-8")))
             check(request.schedule)
+            beat()
             if device is None or meshes is None:
                 device, meshes = _join(request)
             report = run_plan(request, device, meshes)
@@ -95,7 +97,7 @@ def _fail(out: Path, rank: int, error: Exception) -> None:
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     print("\n".join(lines), file=sys.stderr, flush=True)
     text = "\n".join(lines[-ERROR_LINES:])
-    RankReport(rank, failure_state(error), text, failed_at, torch=torch.__version__).write(out)
+    RankReport(rank, failure_state(error), text, failed_at, torch=torch.__version__, device=current_device()).write(out)
     os._exit(1)
 
 

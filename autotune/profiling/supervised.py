@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from autotune.profiling.supervisor import Ending, LaunchSpec
 
 __all__ = ["SupervisedLaunch", "end_leftovers", "owner_mark"]
 
-_SLACK_S = 20.0
+_SLACK_S = 20.0  # saving stacks and ending the tree
 
 
 class SupervisedLaunch:
@@ -31,9 +32,11 @@ class SupervisedLaunch:
     Args:
         device: decides the environment of the processes.
         owner: marks the processes (see `end_leftovers`).
+        env: environment variables of the processes beside ours. They are handed over as such: a command line can be
+            read by every user of the machine.
     """
 
-    def __init__(self, spec: LaunchSpec, device: str, owner: str) -> None:
+    def __init__(self, spec: LaunchSpec, device: str, owner: str, env: Mapping[str, str] | None = None) -> None:
         self._spec = spec
         self._mark = f"{owner}/{uuid.uuid4().hex}"
         self._answer = b""
@@ -46,18 +49,18 @@ class SupervisedLaunch:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=environment(device, self._mark),
+                env=environment(device, self._mark, env),
                 start_new_session=True,
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._lifeline, self._words = self._process.stdin, self._process.stdout
 
-    def limit(self, seconds: float) -> None:
-        """Allow `seconds` from now, instead of what was allowed before."""
+    def limit(self, seconds: float, hang_timeout_s: float | None = None) -> None:
+        """Allow `seconds` from now, and so many without progress, instead of what was allowed before."""
         self._deadline = self._deadline_after(seconds)
         with contextlib.suppress(OSError):  # it has ended: `poll` tells
-            self._lifeline.write(f"{seconds}\n".encode())
+            self._lifeline.write(f"{seconds} {hang_timeout_s or 0.0}\n".encode())
             self._lifeline.flush()
 
     def poll(self, wait_s: float) -> Ending | None:

@@ -2,8 +2,8 @@
 
 Run as `python -m autotune.profiling.supervisor SPEC` with SPEC the JSON of `LaunchSpec`. Its standard input is its
 lifeline: the tuner holds the other end, so the kernel closes it when the tuner dies, even by SIGKILL, and the
-supervisor ends the tree. A line on it, a number, is a new time limit in seconds from now. It prints one JSON line, the
-`Ending`, when everything it started is gone.
+supervisor ends the tree. A line on it, two numbers, is a new time limit in seconds from now and a new hang timeout (0
+for none). It prints one JSON line, the `Ending`, when everything it started is gone.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from types import FrameType
 from typing import Literal
 
 from autotune.profiling.process_tree import become_subreaper, die_with_parent, end_descendants, reap
+from autotune.profiling.watch import ProgressWatch, save_stacks, stopped_ranks
 
 __all__ = ["Ending", "EndingKind", "LaunchSpec"]
 
-EndingKind = Literal["exited", "timeout", "stopped", "launcher"]
+EndingKind = Literal["exited", "timeout", "hang", "stopped", "launcher"]
 
 _POLL_S = 0.05
 
@@ -39,6 +40,7 @@ class LaunchSpec:
         command: the launcher of the ranks (or a worker that starts its own).
         folder: folder of the trial; the launcher's output goes to `launcher.log`, ranks write `rank-N.*`.
         time_limit_s: wall time from start to end.
+        hang_timeout_s: time without progress of any rank after which the launch is ended; None for no limit.
         follower_grace_s: once one rank failed, how long the others have to say why they fail too.
         term_grace_s: time between SIGTERM and SIGKILL.
     """
@@ -46,6 +48,7 @@ class LaunchSpec:
     command: tuple[str, ...]
     folder: str
     time_limit_s: float
+    hang_timeout_s: float | None = None
     follower_grace_s: float = 3.0
     term_grace_s: float = 2.0
 
@@ -55,15 +58,16 @@ class Ending:
     """How a launch ended.
 
     Attributes:
-        kind: `exited` by itself or because a rank failed, `timeout`, `stopped` by the user or the tuner's death,
-            `launcher` when it could not be started or its supervisor was killed.
+        kind: `exited` by itself or because a rank failed, `timeout`, `hang` when no rank made progress, `stopped` by
+            the user or the tuner's death, `launcher` when it could not be started or its supervisor was killed.
         exit_code: of the command; None if it didn't exit by itself.
         signal: that ended the command, if one did that we did not send.
         started_at: UNIX time.
         duration_s: wall time from start to the end of the last process.
         host_oom_kills: processes that the kernel's out-of-memory killer ended on this machine meanwhile; None where
             the kernel doesn't tell.
-        message: what went wrong, for `launcher`.
+        message: what went wrong, for `launcher` and `hang`.
+        cut_at: UNIX time at which the supervisor began to end it; None if it ended by itself.
     """
 
     kind: EndingKind
@@ -73,6 +77,7 @@ class Ending:
     duration_s: float
     host_oom_kills: int | None = None
     message: str = ""
+    cut_at: float | None = None
 
 
 def supervise(spec: LaunchSpec) -> Ending:
@@ -105,6 +110,7 @@ def supervise(spec: LaunchSpec) -> Ending:
             return Ending("launcher", None, None, started_at, time.monotonic() - started, 0, message)
     deadline = started + spec.time_limit_s
     first_failure: float | None = None
+    hang_timeout_s, watch = spec.hang_timeout_s, ProgressWatch(spec.folder)
     while True:
         if (status := reap().get(child.pid)) is not None:
             break
@@ -114,14 +120,25 @@ def supervise(spec: LaunchSpec) -> Ending:
             kind = "stopped"
             break
         if lines:
-            deadline = now + float(lines[-1])
+            limit, hang = map(float, lines[-1].split())
+            deadline, hang_timeout_s = now + limit, hang or None
+            watch.restart()
         if now > deadline:
             kind = "timeout"
+            save_stacks(spec.folder)
+            break
+        if hang_timeout_s is not None and (stalled_s := watch.stalled_s()) > hang_timeout_s:
+            kind = "hang"
+            message = f"no rank made progress for {stalled_s:.0f} s"
+            if stopped_names := stopped_ranks(spec.folder):
+                message += f"; stopped by a signal: {', '.join(stopped_names)}"
+            save_stacks(spec.folder)
             break
         if first_failure is None and _a_rank_failed(spec.folder):
             first_failure = now
         if first_failure is not None and now - first_failure > spec.follower_grace_s:
             break
+    cut_at = None if status is not None else time.time()
     end_descendants(spec.term_grace_s)
     child.returncode = 0  # reaped above; keeps Popen from waiting for a pid that is no longer ours
     oom_after = _host_oom_kills()
@@ -133,6 +150,7 @@ def supervise(spec: LaunchSpec) -> Ending:
         time.monotonic() - started,
         None if oom_after is None or oom_before is None else oom_after - oom_before,
         message,
+        cut_at,
     )
 
 

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from autotune.profiling.device import Device, Seconds, make_device
+from autotune.profiling.heartbeat import beat
 from autotune.profiling.mesh import MeshCache
 from autotune.profiling.meters import CollectiveCounter, MemoryPeak, memory_meter
 from autotune.profiling.protocol import PassTime, RankReport, TrialRequest
@@ -31,7 +32,7 @@ from autotune.profiling.training import StepResult, Training
 from autotune.schedules.checks import check
 from autotune.schedules.schedule import Pass
 
-__all__ = ["failure_state", "main", "run_plan"]
+__all__ = ["current_device", "failure_state", "main", "run_plan"]
 
 ERROR_LINES = 12
 
@@ -65,7 +66,9 @@ def run_plan(request: TrialRequest, device: Device, meshes: MeshCache) -> RankRe
     Args:
         meshes: process groups made before in this launch, to which the plan's are added.
     """
+    beat()
     training = Training(request, device, meshes)
+    beat()
     index = 0
     counter = CollectiveCounter(training.axis_groups())
     for k in range(max(1, request.warmup_steps)):
@@ -100,15 +103,23 @@ def run_plan(request: TrialRequest, device: Device, meshes: MeshCache) -> RankRe
     )
 
 
-def failure_state(error: BaseException) -> Literal["oom", "failed"]:
-    """`oom` if the error says that memory ran out, by its type or by where torch raises it."""
+def failure_state(error: BaseException) -> Literal["oom", "failed", "launcher"]:
+    """`oom` if the error says that memory ran out, by its type or by where torch raises it.
+
+    `launcher` if the ranks can't reach each other's rendezvous: that tells nothing about the plan.
+    """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return "oom"
     # The CPU allocator has no type of its own: a plain RuntimeError whose text starts with the failing source line.
     text = str(error)
     if type(error) is RuntimeError and text.startswith("[enforce fail at alloc_cpu.cpp:"):
         return "oom"
-    return "failed"
+    return "launcher" if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)) else "failed"
+
+
+def current_device() -> str:
+    """The device of this rank, as far as it came to use one: `cuda:1`."""
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else "cpu"
 
 
 def _step(training: Training, index: int) -> StepResult:
@@ -118,6 +129,7 @@ def _step(training: Training, index: int) -> StepResult:
     try:
         training.device.synchronize()
         dist.barrier()
+        beat()
         return training.step(index)
     finally:
         gc.enable()
@@ -132,6 +144,7 @@ def _metered_step(training: Training, index: int) -> MemoryPeak:
 
     training.executor.around_pass = after_pass
     gc.collect()
+    beat()
     with meter:
         training.step(index, before_update=meter.refresh)
     training.executor.around_pass = None
@@ -154,8 +167,8 @@ def _fail(out: Path, rank: int, error: Exception) -> NoReturn:
     failed_at = time.time()
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     print("\n".join(lines), file=sys.stderr, flush=True)
-    report = RankReport(rank, failure_state(error), "\n".join(lines[-ERROR_LINES:]), failed_at, torch=torch.__version__)
-    report.write(out)
+    text = "\n".join(lines[-ERROR_LINES:])
+    RankReport(rank, failure_state(error), text, failed_at, torch=torch.__version__, device=current_device()).write(out)
     sys.stdout.flush()
     os._exit(1)
 

@@ -86,7 +86,7 @@ def _or_dash(value: int | None) -> str:
 
 COLUMNS = (
     Column("trial", "integer", "", "number of the trial in the study; empty for plans that were not run"),
-    Column("state", "text", "", "ok, refused, predicted, oom, timeout, failed or invalid"),
+    Column("state", "text", "", "how the plan ended: one of the states above"),
     Column("reason", "text", "", "why the state isn't ok; empty if it is"),
     Column("pp", "integer", "", "pipeline-parallel degree: devices of one pipeline"),
     Column("tp", "integer", "", "tensor-parallel degree"),

@@ -7,7 +7,20 @@ from typing import Literal
 
 __all__ = ["Clock", "Fidelity", "Measurement", "State", "TrialOutcome"]
 
-State = Literal["ok", "refused", "predicted", "oom", "timeout", "failed", "invalid"]
+State = Literal[
+    "ok",
+    "refused",
+    "predicted",
+    "oom",
+    "timeout",
+    "hang",
+    "killed",
+    "failed",
+    "no-result",
+    "non-finite",
+    "launcher",
+    "invalid",
+]
 Fidelity = Literal["predict", "profile", "run"]
 Clock = Literal["wall", "virtual"]
 

@@ -27,7 +27,7 @@ __all__ = ["Finished", "Store", "open_store", "sqlite_url"]
 _CONSTRAINT = "memory_bytes_over_limit"
 _IDENTITY, _STUDY_ID, _PLAN, _OUTCOME = "identity", "study_id", "plan", "outcome"
 # A trial that says nothing about its plan: Optuna calls it failed and samplers take no notice of it.
-_UNINFORMATIVE = ("failed", "invalid")
+_UNINFORMATIVE = ("failed", "invalid", "hang", "killed", "no-result", "non-finite", "launcher")
 
 
 @dataclass(frozen=True)

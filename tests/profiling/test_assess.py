@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from test_launcher import FAKE, fake, make_request
 
-from autotune.profiling.assess import assess, last_lines
+from autotune.profiling.assess import assess
 from autotune.profiling.launcher import launch
 from autotune.profiling.protocol import TrialRequest
+from autotune.profiling.rank_files import last_lines
 from autotune.profiling.supervisor import Ending
 from autotune.results.measurement import TrialOutcome
 
@@ -78,7 +79,6 @@ def test_loss_is_found_on_whichever_rank_holds_the_last_stage(tmp_path: Path) ->
     [
         ({"step_wall_s": [0.1, 0.2]}, "measured 2 steps, not 3"),
         ({"step_wall_s": [0.1, 0.2, 0.0]}, "step times"),
-        ({"losses": [2.0, float("nan"), 2.0]}, "loss of nan"),
         ({"losses": []}, "no rank reports a loss"),
         ({"passes": [[], [], []]}, "only ranks"),
         ({"peak_memory_bytes": None}, "only ranks [0]"),
@@ -93,6 +93,16 @@ def test_ok_reports_that_are_incomplete_or_impossible_are_invalid(
     outcome = assess(make_request(), EXITED, tmp_path)
     assert outcome.state == "invalid"
     assert why in outcome.reason
+    assert outcome.measurement is None
+
+
+@pytest.mark.parametrize("loss", ["NaN", "Infinity"])
+def test_loss_that_is_no_number_is_non_finite(tmp_path: Path, loss: str) -> None:
+    write_report(tmp_path, 0)
+    write_report(tmp_path, 1, losses=[2.0, float(loss), 2.0])
+    outcome = assess(make_request(), EXITED, tmp_path)
+    assert outcome.state == "non-finite"
+    assert outcome.reason == f"rank 1 reports a loss of {float(loss)}"
     assert outcome.measurement is None
 
 
@@ -111,7 +121,7 @@ def test_plan_over_the_memory_limit_is_oom_with_its_numbers(tmp_path: Path) -> N
 
 def test_exit_code_0_without_a_result_is_not_success(tmp_path: Path) -> None:
     outcome = run_fake(tmp_path, make_request(), {"do": "silent"})
-    assert outcome.state == "invalid"
+    assert outcome.state == "no-result"
     assert "exit code 0 but no result of ranks 0, 1" in outcome.reason
     assert "leaving without a word" in outcome.reason
 
@@ -132,7 +142,7 @@ def test_followers_that_report_earlier_in_the_file_list_are_still_followers(tmp_
     write_report(tmp_path, 0, state="failed", error="closed by peer", failed_at=100.2)
     write_report(tmp_path, 1, state="oom", error="out of memory", failed_at=100.1)
     outcome = assess(make_request(), EXITED, tmp_path)
-    assert (outcome.state, outcome.reason) == ("oom", "rank 1 ran out of memory: out of memory")
+    assert (outcome.state, outcome.reason) == ("oom", "rank 1 on fake ran out of memory: out of memory")
 
 
 def test_message_that_quotes_oom_is_no_oom(tmp_path: Path) -> None:
@@ -170,12 +180,13 @@ def test_rank_that_the_kernel_kills_for_memory_is_oom(tmp_path: Path) -> None:
         group.rmdir()
 
 
-def test_rank_that_someone_kills_is_failed_and_named(tmp_path: Path) -> None:
+def test_rank_that_someone_kills_is_killed_and_named(tmp_path: Path) -> None:
     outcome = run_fake(
         tmp_path, make_request(), {"do": "crash", "rank": 1, "signal": signal.SIGKILL}, starter="torchrun"
     )
-    assert outcome.state == "failed"
+    assert outcome.state == "killed"
     assert "rank 1 was killed by SIGKILL" in outcome.reason
+    assert "memory" in outcome.reason
 
 
 def test_rank_that_ends_with_a_code_and_no_report_shows_its_last_lines(tmp_path: Path) -> None:
@@ -202,15 +213,29 @@ def test_half_a_report_is_no_result(tmp_path: Path) -> None:
     whole = (tmp_path / "rank-1.json").read_bytes()
     (tmp_path / "rank-1.json").write_bytes(whole[:40])
     outcome = assess(make_request(), EXITED, tmp_path)
-    assert outcome.state == "invalid"
+    assert outcome.state == "no-result"
     assert "no result of rank 1" in outcome.reason
 
 
-def test_launcher_that_cannot_start_is_failed_with_its_own_words(tmp_path: Path) -> None:
+def test_launcher_that_cannot_start_is_launcher_with_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "launcher.log").write_text("RendezvousConnectionError: port 0 refused\n")
     outcome = assess(make_request(), Ending("exited", 1, None, 0.0, 1.0), tmp_path)
-    assert outcome.state == "failed"
+    assert outcome.state == "launcher"
     assert "port 0 refused" in outcome.reason
+
+
+def test_launcher_or_supervisor_that_is_killed_says_nothing_about_the_plan(tmp_path: Path) -> None:
+    killed = assess(make_request(), Ending("exited", None, signal.SIGKILL, 0.0, 1.0), tmp_path)
+    assert (killed.state, killed.reason) == ("launcher", "the launcher was killed by SIGKILL")
+    assert assess(make_request(), Ending("launcher", None, None, 0.0, 1.0, 0, "gone"), tmp_path).state == "launcher"
+
+
+def test_deaf_rank_that_the_supervisor_kills_at_the_limit_is_no_killed_rank(tmp_path: Path) -> None:
+    write_exit(tmp_path, 0, None, signal.SIGKILL, 1001.5)
+    ending = Ending("timeout", None, None, 990.0, 12.0, 0, "", cut_at=1000.0)
+    assert assess(make_request(), ending, tmp_path).state == "timeout"
+    write_exit(tmp_path, 0, None, signal.SIGKILL, 999.5)
+    assert assess(make_request(), ending, tmp_path).state == "killed"
 
 
 def test_last_lines_of_a_huge_log_are_read_from_its_end(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_every_way_to_fail_is_a_row_with_its_state_and_the_search_goes_on(bench:
         ("1f1b", "4"): "ok",
         ("interleaved-1f1b", "2"): "ok",
         ("interleaved-1f1b", "4"): "failed",
-        ("zb-h1", "2"): "invalid",
+        ("zb-h1", "2"): "no-result",
         ("zb-h1", "4"): "timeout",
         ("v-min", "2"): "failed",
         ("v-min", "4"): "oom",

@@ -1,0 +1,156 @@
+"""Why a trial has no complete result: by exit statuses and what the ranks wrote down, never by words in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.profiling.outcome import NoMeasurement
+from autotune.profiling.protocol import RankReport, TrialRequest
+from autotune.profiling.rank_files import (
+    MAIN,
+    RankExit,
+    RankFailure,
+    last_lines,
+    last_of,
+    read_exit,
+    read_failures,
+    where_it_stands,
+)
+from autotune.profiling.supervisor import Ending
+from autotune.results.measurement import State
+
+__all__ = ["cause"]
+
+_FRAMES_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Everything known of a trial without a result."""
+
+    request: TrialRequest
+    ending: Ending
+    folder: Path
+    reports: dict[int, RankReport]
+    exits: dict[int, RankExit]
+    shell: bool
+
+
+def cause(
+    request: TrialRequest, ending: Ending, folder: Path, reports: dict[int, RankReport], shell: bool = False
+) -> NoMeasurement:
+    """State and reason. The first rank to fail is the cause; the others only lost their peer.
+
+    Args:
+        reports: the ranks' reports that are whole.
+        shell: a shell ran the worker, so an exit code of 128 + n is the signal n.
+    """
+    exits = {rank: end for rank in range(request.plan.devices) if (end := read_exit(folder, rank)) is not None}
+    trial = _Trial(request, ending, folder, reports, exits, shell)
+    first = _first_failure(trial)
+    if isinstance(first, RankFailure):
+        return NoMeasurement(*_reported(trial, first))
+    if first is not None:
+        return NoMeasurement(*_silent_death(trial, first))
+    if ending.kind == "hang":
+        return NoMeasurement("hang", _with_places(trial, ending.message))
+    if ending.kind == "timeout":
+        text = f"no complete result within {ending.duration_s:.0f} s; {_missing(trial)}"
+        return NoMeasurement("timeout", _with_lines(trial, _with_places(trial, text)))
+    if ending.kind == "launcher":
+        return NoMeasurement("launcher", ending.message)
+    if ending.signal is not None:
+        return NoMeasurement("launcher", f"the launcher was killed by {_signal_name(ending.signal)}")
+    if exits or ending.exit_code == 0:
+        text = f"the worker ended with exit code {ending.exit_code} but {_missing(trial)}"
+        return NoMeasurement("no-result", _with_lines(trial, text))
+    lines = last_lines(folder / "launcher.log")
+    return NoMeasurement(
+        "launcher", f"no rank was started: the launcher ended with exit code {ending.exit_code}: {lines}"
+    )
+
+
+def _first_failure(trial: _Trial) -> RankFailure | RankExit | None:
+    """The earliest failure, by the rank's own words if there are any."""
+    failures: list[tuple[float, int, RankFailure | RankExit]] = []
+    told = read_failures(trial.folder, trial.reports)
+    for failure in told:
+        at = failure.at
+        if at is None:
+            at = trial.exits[failure.rank].ended_at if failure.rank in trial.exits else math.inf
+        failures.append((at, failure.rank, failure))
+    spoke = {failure.rank for failure in told} | set(trial.reports)
+    for rank, end in trial.exits.items():
+        if rank not in spoke and end.exit_code != 0 and not _ended_by_us(end, trial.ending):
+            failures.append((end.ended_at, rank, end))
+    return min(failures, key=lambda failure: failure[:2])[2] if failures else None
+
+
+def _ended_by_us(end: RankExit, ending: Ending) -> bool:
+    """SIGTERM is how a launcher ends the ranks that outlive a failed one; the supervisor kills those that are deaf."""
+    if end.signal == signal.SIGTERM:
+        return True
+    return end.signal == signal.SIGKILL and ending.cut_at is not None and end.ended_at >= ending.cut_at
+
+
+def _reported(trial: _Trial, failure: RankFailure) -> tuple[State, str]:
+    who = "the worker" if failure.rank == MAIN else f"rank {failure.rank}"
+    detail = last_of(failure.error) or last_lines(trial.folder / f"rank-{max(0, failure.rank)}.log")
+    if failure.state == "oom":
+        device = f" on {failure.device}" if failure.device else ""
+        return "oom", f"{who}{device} ran out of memory: {detail}"
+    if failure.state == "launcher":
+        return "launcher", f"{who} could not join the others: {detail}"
+    return "failed", f"{who} failed first: {detail}"
+
+
+def _silent_death(trial: _Trial, end: RankExit) -> tuple[State, str]:
+    """A rank that ended without a word: by a signal or with an exit code."""
+    lines = last_lines(trial.folder / f"rank-{end.rank}.log")
+    number = end.signal
+    if number is None and trial.shell and end.exit_code is not None and 128 < end.exit_code < 160:
+        number = end.exit_code - 128
+    if number is None:
+        return "failed", f"rank {end.rank} failed first, with exit code {end.exit_code} and no report: {lines}"
+    how = f"rank {end.rank} was killed by {_signal_name(number)} at {end.peak_rss_bytes} resident bytes"
+    if number == signal.SIGKILL and (kills := trial.ending.host_oom_kills):
+        return "oom", f"{how}: the kernel's out-of-memory killer ended {kills} process(es) meanwhile"
+    if number == signal.SIGKILL:
+        return "killed", f"{how}, not by its launcher; the machine's memory or a batch system may be the cause"
+    return "killed", f"{how}: {lines}"
+
+
+def _missing_ranks(trial: _Trial) -> list[int]:
+    return [rank for rank in range(trial.request.plan.devices) if rank not in trial.reports]
+
+
+def _missing(trial: _Trial) -> str:
+    missing = _missing_ranks(trial)
+    return f"no result of rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+
+
+def _with_lines(trial: _Trial, text: str) -> str:
+    rank = next(iter(_missing_ranks(trial)), 0)
+    lines = last_lines(trial.folder / f"rank-{rank}.log")
+    return f"{text}; last lines of rank {rank}: {lines}" if lines else text
+
+
+def _with_places(trial: _Trial, text: str) -> str:
+    """Where the ranks stood when they were ended, if their stacks were saved."""
+    names = [f"rank-{rank}" for rank in range(trial.request.plan.devices)] + ["main"]
+    places = [(name, place) for name in names if (place := where_it_stands(trial.folder, name)) is not None]
+    if not places:
+        return text
+    shown = "; ".join(f"{name.replace('-', ' ')} in {place}" for name, place in places[:_FRAMES_SHOWN])
+    more = f" and {len(places) - _FRAMES_SHOWN} more" if len(places) > _FRAMES_SHOWN else ""
+    return f"{text}; {shown}{more} (stacks: {places[0][0]}.stacks)"
+
+
+def _signal_name(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"

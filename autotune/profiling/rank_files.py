@@ -1,0 +1,121 @@
+"""What the ranks of a trial left in its folder: reports, exits, failures, logs and stacks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.profiling.protocol import RankReport
+
+__all__ = [
+    "MAIN",
+    "RankExit",
+    "RankFailure",
+    "last_lines",
+    "last_of",
+    "read_exit",
+    "read_failures",
+    "read_report",
+    "where_it_stands",
+]
+
+MAIN = -1
+"""Rank of a process that has none, such as a launcher or a worker that starts its own ranks."""
+
+_TAIL_BYTES = 16384
+_STACKS_BYTES = 1 << 20
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How the command of one rank ended, as its `rank_entry` saw it. `ended_at` is UNIX time."""
+
+    rank: int
+    exit_code: int | None
+    signal: int | None
+    ended_at: float
+    peak_rss_bytes: int
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """Why a rank failed, in its own words: by its report, or by the hooks of its Python.
+
+    Attributes:
+        state: `oom`, `failed` or `launcher`, by the type of the error.
+        at: UNIX time; None if the rank doesn't tell.
+    """
+
+    rank: int
+    state: str
+    error: str
+    at: float | None
+    device: str
+
+
+def read_report(folder: Path, rank: int) -> RankReport | None:
+    """The report of a rank; None if there is none or it is damaged: half a file is no result."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        return RankReport.from_dict(json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")))
+    return None
+
+
+def read_exit(folder: Path, rank: int) -> RankExit | None:
+    """How a rank's command ended; None if nobody saw it."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return RankExit(**json.loads((folder / f"rank-{rank}.exit.json").read_text(encoding="utf-8")))
+    return None
+
+
+def read_failures(folder: Path, reports: dict[int, RankReport]) -> list[RankFailure]:
+    """Every failure that a rank wrote down itself. A report goes before what its Python's hooks saw later."""
+    told = {
+        rank: RankFailure(rank, report.state, report.error, report.failed_at, report.device)
+        for rank, report in reports.items()
+        if report.state != "ok"
+    }
+    for path in [*folder.glob("rank-*.failure.json"), *folder.glob("main.failure.json")]:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            values = json.loads(path.read_text(encoding="utf-8"))
+            name = path.name.removesuffix(".failure.json")
+            rank = MAIN if name == "main" else int(name.removeprefix("rank-"))
+            told.setdefault(
+                rank,
+                RankFailure(rank, values["state"], values["error"], float(values["failed_at"]), values["device"]),
+            )
+    return list(told.values())
+
+
+def last_lines(path: Path, lines: int = 8) -> str:
+    """The last non-empty lines of a log, whatever its size, without colour codes; empty if there are none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return last_of(text, lines)
+
+
+def last_of(text: str, lines: int = 8) -> str:
+    """The last non-empty lines of a text, each of at most 500 characters."""
+    text = _ESCAPES.sub("", text).replace("\x00", "")
+    return "\n".join([line.rstrip()[:500] for line in text.splitlines() if line.strip()][-lines:])
+
+
+def where_it_stands(folder: Path, name: str) -> str | None:
+    """The innermost frame of the main thread in `NAME.stacks`: `step (training.py:120)`; None if there is none."""
+    try:
+        with open(folder / f"{name}.stacks", encoding="utf-8", errors="replace") as file:
+            text = file.read(_STACKS_BYTES)
+    except OSError:
+        return None
+    # faulthandler lists the main thread last, each thread with its innermost frame first
+    _, _, main = text.rpartition("(most recent call first):")
+    frame = _FRAME.search(main)
+    return f"{frame['name']} ({Path(frame['file']).name}:{frame['line']})" if frame else None
