@@ -30,7 +30,7 @@ from autotune.space.training import DType
 __all__ = ["fit_host", "main"]
 
 STEPS = 3
-ROUNDS = 3
+ROUNDS = 2
 MICRO_BATCH_SIZES = (1, 4)
 
 Sample = tuple[float, float, float]

@@ -16,6 +16,7 @@ from typing import Literal
 from autotune.cost.assumptions import element_bytes
 from autotune.cost.memory import DeviceMemory, memory_refusal
 from autotune.cost.predict import Breakdown
+from autotune.profiling.cores import usable_cores
 from autotune.profiling.profile_cache import ProfileCache, hardware
 from autotune.profiling.profile_errors import ProfileError
 from autotune.profiling.profile_memory import WalkedPeak, walk
@@ -103,6 +104,8 @@ class PlanProfiler:
     def profile(self, request: TrialRequest) -> Profile:
         """The profile of a plan under its schedule.
 
+        It predicts the clock that a run would be judged by: on CPU ranks that have a core each, the wall clock.
+
         Raises:
             ProfileError: a stage could not be measured.
             UserError: the schedule deadlocks, or the cache can't be written.
@@ -111,6 +114,9 @@ class PlanProfiler:
         devices = [self._device_figures(request, device) for device in range(request.plan.pp)]
         memory = _memory(request, figures, devices)
         width = request.plan.dp * request.plan.tp
+        crowded = request.plan.devices > usable_cores()
+        if self.stages.device == "cpu" and not crowded:
+            figures = {stage: _with_hand_over(one) for stage, one in figures.items()}
         hosts = {"tp": self._host("tp", request.plan), "dp": self._host("dp", request.plan)}
         reports = [
             _report(request, device * width + k, device, figures, devices[device], memory[device], hosts)
@@ -197,6 +203,12 @@ def _shardable(model: ModelSpec, tp: int) -> bool:
     """Whether tensor parallelism of that degree can shard the model."""
     widths = (model.heads, model.kv_heads, model.hidden, model.ffn_hidden, model.sequence_length)
     return all(width % tp == 0 for width in widths)
+
+
+def _with_hand_over(stage: StageFigures) -> StageFigures:
+    """Passes with the rank's work between them: the wall clock of a run on free cores sees it, CPU times don't."""
+    passes = {kind: replace(item, seconds=item.seconds + stage.hand_over_s) for kind, item in stage.passes.items()}
+    return replace(stage, passes=passes)
 
 
 def _passes_key(plan: Plan) -> PassesKey:

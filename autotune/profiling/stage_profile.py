@@ -16,6 +16,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,7 @@ from autotune.space.training import DType, TrainingSpec
 __all__ = ["measure_device", "measure_passes"]
 
 MICROBATCHES = 8
+METERED_MICROBATCHES = 4
 LEAST_ROUNDS = 3
 MOST_ROUNDS = 10
 ENOUGH_S = 2.0
@@ -80,7 +82,7 @@ def measure_passes(
         torch.OutOfMemoryError: the stages don't fit on the device (RuntimeError on CPU).
     """
     kinds: tuple[StageKind, ...] = ("whole",) if key.whole else ("first", "middle", "last")
-    schedules = {split: _stream(len(kinds), split) for split in (True, False)}
+    schedules = {split: _stream(len(kinds), split, MICROBATCHES) for split in (True, False)}
     trainings: dict[int, Training] = {}
     executors: dict[tuple[int, bool], Executor] = {}
     for depth in depths:
@@ -102,7 +104,10 @@ def _stage_figures(
     training: Training, executors: dict[bool, Executor], kinds: Sequence[StageKind], timed: _Times
 ) -> dict[StageKind, StageFigures]:
     """The figures of the stages of one depth."""
-    split, fused = (_metered(training, executors[way]) for way in (True, False))
+    split, fused = (
+        _metered(training, executors[way].with_schedule(_stream(len(kinds), way, METERED_MICROBATCHES)))
+        for way in (True, False)
+    )
     depth = training.request.plan.layer_split[0]
     boundary = _boundary_bytes(training)
     found: dict[StageKind, StageFigures] = {}
@@ -172,18 +177,18 @@ def _outside_parts(training: Training, sweep: Callable[[], None]) -> list[float]
     return [_own(training.device, part) for part in clock.read()]
 
 
-def _stream(stages: int, split: bool) -> Schedule:
+def _stream(stages: int, split: bool, microbatches: int) -> Schedule:
     """One device's passes: microbatch k goes forward, k - 1 backward, and k - 2 gets its weight gradients."""
     order: list[Pass] = []
     backward: PassKind = "B" if split else "BW"
-    for k in range(MICROBATCHES + 2):
-        if k < MICROBATCHES:
+    for k in range(microbatches + 2):
+        if k < microbatches:
             order += [Pass("F", stage, k) for stage in range(stages)]
-        if 1 <= k <= MICROBATCHES:
+        if 1 <= k <= microbatches:
             order += [Pass(backward, stage, k - 1) for stage in reversed(range(stages))]
         if k >= 2 and split:
             order += [Pass("W", stage, k - 2) for stage in reversed(range(stages))]
-    return Schedule("stream", MICROBATCHES, (0,) * stages, (tuple(order),))
+    return Schedule("stream", microbatches, (0,) * stages, (tuple(order),))
 
 
 def _request(plan: Plan, schedule: Schedule, model: ModelSpec, dtype: DType) -> TrialRequest:
@@ -323,7 +328,7 @@ class _PassMeter(StorageMeter):
 
 def _metered(training: Training, executor: Executor) -> dict[tuple[str, int], _Metered]:
     """Every kind of pass in the middle of a step, when everything that lasts has been made."""
-    counted = MICROBATCHES // 2
+    counted = METERED_MICROBATCHES // 2
     found: dict[tuple[str, int], _Metered] = {}
     counter = CollectiveCounter(training.axis_groups())
     meter = _PassMeter(training.lasting_tensors, training.model.gathered_parameters)
@@ -347,7 +352,7 @@ def _metered(training: Training, executor: Executor) -> dict[tuple[str, int], _M
     training.model.prepare_step()
     executor.around_pass = around
     _collect()
-    with meter, counter:
+    with meter, counter if training.request.plan.tp > 1 else nullcontext():
         executor.run(training.batch(0))
     executor.around_pass = None
     return found
