@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.cli_schedule_best import best
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,10 +20,11 @@ __all__ = ["schedule_app"]
 
 schedule_app = typer.Typer(
     name="schedule",
-    help="Named pipeline schedules: list them, build, check, simulate and draw one.",
+    help="Pipeline schedules: list the named ones, simulate and draw one, or find the best for given costs and memory.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+schedule_app.command("best")(best)
 
 
 class Format(StrEnum):
