@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.schedules import registry
 from autotune.schedules.schedule import Schedule
@@ -17,12 +18,24 @@ class Job:
     """One plan of a space, with its schedule.
 
     Attributes:
-        schedule: the passes of the plan; the same object that was checked, simulated and run.
+        given: the schedule, if it is no named one or there is one already; else it is built when it is asked for.
     """
 
     space: Space
     plan: Plan
-    schedule: Schedule
+    given: Schedule | None = None
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The passes of the plan; the same object that was checked, simulated and run.
+
+        Raises:
+            UserError: no schedule of that name, or it can't run with the plan's microbatches.
+        """
+        if self.given is not None:
+            return self.given
+        plan = self.plan
+        return registry.build(plan.schedule, plan.pp, plan.microbatches, plan.stages_per_device)
 
     @property
     def run_id(self) -> str:
@@ -41,6 +54,6 @@ def make_job(space: Space, plan: Plan, schedule: Schedule | None = None) -> Job:
     Raises:
         UserError: no schedule of that name, or it can't run with the plan's microbatches.
     """
-    if schedule is None:
-        schedule = registry.build(plan.schedule, plan.pp, plan.microbatches, plan.stages_per_device)
-    return Job(space, plan, schedule)
+    job = Job(space, plan, schedule)
+    assert job.schedule
+    return job

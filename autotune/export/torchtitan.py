@@ -12,7 +12,14 @@ from autotune.export.titan_split import SPLIT_MODULE, split_module
 from autotune.schedules import registry
 from autotune.space.model import ModelSpec
 
-__all__ = ["SCHEDULE_CSV", "torchtitan_files", "torchtitan_overrides", "torchtitan_problems"]
+__all__ = [
+    "SCHEDULE_CSV",
+    "torchtitan_files",
+    "torchtitan_needs_module",
+    "torchtitan_overrides",
+    "torchtitan_problems",
+    "torchtitan_uses_table",
+]
 
 SCHEDULE_CSV = "schedule.csv"
 
@@ -46,7 +53,7 @@ def _model_differences(model: ModelSpec) -> list[str]:
     return [reason for differs, reason in checks if differs]
 
 
-def _uses_table(job: Job) -> bool:
+def torchtitan_uses_table(job: Job) -> bool:
     """Whether torchtitan needs our table; gpipe, 1F1B and interleaved 1F1B it builds itself.
 
     torch's own 1F1B refuses fewer microbatches than stages; by table it runs.
@@ -58,7 +65,7 @@ def _uses_table(job: Job) -> bool:
 
 
 def _schedule_name(job: Job) -> str:
-    if not _uses_table(job):
+    if not torchtitan_uses_table(job):
         return _OWN_SCHEDULES[job.plan.schedule]
     return _NAME_BY_PLACEMENT[_placement(job)]
 
@@ -128,7 +135,7 @@ def _pipeline_overrides(job: Job, csv_path: str) -> list[str]:
         f"--parallelism.pipeline_parallel_microbatch_size {job.plan.micro_batch_size}",
         *(_split_overrides(job) or ()),
     ]
-    if _uses_table(job):
+    if torchtitan_uses_table(job):
         overrides.append(f"--parallelism.pipeline_parallel_schedule_csv {csv_path}")
     return overrides
 
@@ -174,14 +181,15 @@ def torchtitan_files(job: Job, python: str) -> dict[str, str]:
         "torchtitan_overrides.txt": "\n".join(torchtitan_overrides(job)) + "\n",
         "train_torchtitan.sh": _script(job, python),
     }
-    if _uses_table(job):
+    if torchtitan_uses_table(job):
         files[SCHEDULE_CSV] = schedule_csv(job.schedule)
-    if _needs_split_module(job):
+    if torchtitan_needs_module(job):
         files[f"{SPLIT_MODULE}.py"] = split_module(job.summary, job.plan.layer_split)
     return files
 
 
-def _needs_split_module(job: Job) -> bool:
+def torchtitan_needs_module(job: Job) -> bool:
+    """Whether no options make the plan's layer split, so that `torchtitan_files` writes a config module for it."""
     return job.plan.pp > 1 and _split_overrides(job) is None
 
 
@@ -198,7 +206,7 @@ def _script(job: Job, python: str) -> str:
         f'MODULE="${{MODULE:-{"qwen3" if model.qk_norm else "llama3"}}}"',
         'CONFIG="${CONFIG:?set CONFIG to a config function, such as llama3_8b}"',
     ]
-    if _needs_split_module(job):
+    if torchtitan_needs_module(job):
         lines += [
             f"# {SPLIT_MODULE}.py adds the layer split to that config",
             'export BASE_MODULE="$MODULE" BASE_CONFIG="$CONFIG" PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"',

@@ -118,7 +118,7 @@ class WorkerCommand:
 
     def fill_log(self, request: TrialRequest, folder: Path) -> str:
         """The glob of the logs of one trial."""
-        return fill_text(self.reader.log, self._values(request, folder))
+        return fill_text(self.reader.log, {"port": "*", **self._values(request, folder)})
 
     def fill_serving(self, inbox: Path) -> tuple[str, ...]:
         """The command that serves `inbox`."""

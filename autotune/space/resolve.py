@@ -195,6 +195,9 @@ def resolve_worker(section: WorkerSection, folder: Path, problems: Problems) -> 
         if listed := [word for word in placeholders_in(value) if word in WORD_LISTS]:
             problems.add(("worker", "env", name), f"{{{listed[0]}}} belongs in the command")
             return None
+    if section.reader and (listed := [word for word in placeholders_in(section.reader.log) if word in WORD_LISTS]):
+        problems.add(("worker", "reader", "log"), f"{{{listed[0]}}} belongs in the command")
+        return None
     cwd = None
     if section.cwd is not None:
         cwd = os.path.abspath(folder / section.cwd)

@@ -1,0 +1,54 @@
+"""What a worker that takes a trainer's arguments can run, and the arguments of one plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.errors import UserError
+from autotune.export.job import Job
+from autotune.export.worker_arguments import RULES, trainer_arguments, trainer_problems
+from autotune.profiling.command import WorkerCommand
+from autotune.profiling.protocol import TrialRequest
+from autotune.space.plan import Plan
+from autotune.space.rules import BrokenRule
+from autotune.space.space import PlanRule, Space
+
+__all__ = ["for_plan", "for_worker"]
+
+
+def for_worker(space: Space, worker: WorkerCommand) -> Space:
+    """The space, in which plans that the trainer of `worker` can't express are refused by a rule of its own."""
+    name = worker.trainer_arguments
+    return space if name is None else replace(space, plan_rules=(*space.plan_rules, _rule(name)))
+
+
+def _rule(name: str) -> PlanRule:
+    def problems(space: Space, plan: Plan) -> tuple[BrokenRule, ...]:
+        return tuple(BrokenRule(RULES[name], problem) for problem in trainer_problems(name, Job(space, plan)))
+
+    return problems
+
+
+def for_plan(worker: WorkerCommand, space: Space, request: TrialRequest, folder: Path) -> Callable[[], WorkerCommand]:
+    """Makes the command for one launch of a plan; what its arguments speak of is written to the trial's `folder`.
+
+    Raises:
+        UserError: the trainer can't run the plan, or, when called, the folder can't be written.
+    """
+    name = worker.trainer_arguments
+    if name is None:
+        return lambda: worker
+    words, files = trainer_arguments(name, Job(space, request.plan, request.schedule), folder)
+
+    def command() -> WorkerCommand:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for file, text in files.items():
+                (folder / file).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {folder}: {error.strerror}") from error
+        return worker.given(name, words)
+
+    return command
