@@ -89,9 +89,8 @@ def main() -> None:
                 print(f"{costs:24} {name:8} {len(values):5} {mean(values):7.4f} {low:8.4f} {high:8.4f} {gap:12.2%}")
         everything = [value for key, values in ratios.items() if key[0] == costs for value in values]
         print(f"{costs:24} {'all':8} {len(everything):5} {mean(everything):7.4f}")
-    print(
-        f"\nabove the best generator: {above}; CPU seconds a call: mean {sum(seconds) / len(seconds):.2f}, most {max(seconds):.2f}"
-    )
+    print(f"\nabove the best generator: {above}")
+    print(f"CPU seconds a call: mean {sum(seconds) / len(seconds):.2f}, most {max(seconds):.2f}")
 
 
 if __name__ == "__main__":

@@ -41,13 +41,13 @@ FULL = Effort(
     climb_passes=1_500_000,
     short_anneal=800_000,
     long_anneal=12_000_000,
-    gain_after=(0.12, 0.08, 0.045, 0.03, 0.008),
+    gain_after=(0.12, 0.08, 0.045, 0.03, 0.006),
 )
 QUICK = Effort(
     sites=2,
-    climb_passes=200_000,
+    climb_passes=150_000,
     short_anneal=0,
-    long_anneal=600_000,
+    long_anneal=400_000,
     gain_after=(0.08, 0.05, 0.03, 0.02, 0.02),
     starts=9,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -44,19 +44,20 @@ class Guard:
     def __init__(self) -> None:
         self._timed: dict[tuple[Problem, str], Named] = {}
 
-    def better(self, problem: Problem, caps: Sequence[float], makespan: float) -> list[Named]:
-        """The named schedules legal for the problem that fit `caps` and are faster than `makespan`."""
+    def better(self, problem: Problem, caps: Sequence[float], slowest: Callable[[], float]) -> Iterator[Named]:
+        """The named schedules legal for the problem that fit `caps` and are faster than `slowest()`, one by one.
+
+        It is asked again before each, so that one good schedule saves building the others.
+        """
         if not problem.fits(caps):
-            return []
-        found = []
+            return
         for kind in _legal(problem):
             timed = problem if kind.split_backward else problem.with_fused_backward()
-            if lower_bounds(timed, caps).best >= makespan or not self._hopeful(problem, kind, caps, makespan):
+            if lower_bounds(timed, caps).best >= slowest() or not self._hopeful(problem, kind, caps, slowest()):
                 continue
             named = self._named(problem, kind)
-            if _within(named.peak, caps) and named.makespan < makespan:
-                found.append(named)
-        return found
+            if _within(named.peak, caps) and named.makespan < slowest():
+                yield named
 
     def searched(self, problem: Problem, limit: float, makespan: float) -> list[Named]:
         """What the named schedules that adapt to costs and to a limit reach, where faster than `makespan`.

@@ -10,7 +10,7 @@ better than what is in hand, they can't matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.schedules.engine.bounds import lower_bounds
@@ -132,20 +132,28 @@ class Ladder:
         mattered; and it does not depend on the limit. So the answers stay ordered by their limits.
         """
         gain = self._effort.gain_after[-1] if self._effort.short_anneal else 0.0
-        for problem, caps in limits.items():
+
+        def slowest() -> float:
+            return answer.makespan / (1 - gain)
+
+        for problem, caps in sorted(limits.items(), key=lambda entry: answer.bounds.get(entry[0], math.inf)):
             if problem not in answer.bounds or answer.bounds[problem] >= answer.makespan * (1 - SAME):
                 continue
-            slowest = answer.makespan / (1 - gain)
-            named = self.guard.better(problem, caps, slowest)
-            for rung in reversed(self.rungs):
-                if rung * self.unit <= min(caps) * (1 + CAP_TOLERANCE):
-                    named += self.guard.searched(problem, rung * self.unit, slowest)
-            for entry in named:
-                found = self._annealed(problem, entry, gain)
+            for named in self._named_candidates(problem, caps, slowest):
+                found = self._annealed(problem, named, gain)
                 makespan = found.makespan / problem.scale
                 if makespan < answer.makespan * (1 - SAME):
                     answer = Answer(makespan, problem, found, answer.reached | {problem: makespan}, answer.bounds)
         return answer
+
+    def _named_candidates(
+        self, problem: Problem, caps: tuple[float, ...], slowest: Callable[[], float]
+    ) -> Iterator[Named]:
+        """Named schedules within the caps and faster than `slowest()`; those that search, at every rung."""
+        yield from self.guard.better(problem, caps, slowest)
+        for rung in reversed(self.rungs):
+            if rung * self.unit <= min(caps) * (1 + CAP_TOLERANCE):
+                yield from self.guard.searched(problem, rung * self.unit, slowest())
 
     def _annealed(self, problem: Problem, named: Named, gain: float) -> Found:
         """A named schedule, annealed without using more memory on any device."""

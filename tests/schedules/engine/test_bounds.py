@@ -34,7 +34,7 @@ def test_one_microbatch_at_a_time_is_bound_by_memory_area() -> None:
 @given(random_problems())
 def test_no_named_schedule_is_below_the_bound_of_its_own_memory(problem) -> None:
     everything = tuple(problem.microbatches * need for need in problem.smallest_caps())
-    for named in Guard().better(problem, everything, float("inf")):
+    for named in Guard().better(problem, everything, lambda: float("inf")):
         assert lower_bounds(problem, named.peak).best <= named.makespan * (1 + 1e-9)
 
 
