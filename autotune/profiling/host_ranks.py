@@ -9,9 +9,11 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autotune.profiling.process_tree import die_with_parent
 from autotune.profiling.profile_errors import ProfileError
 from autotune.profiling.profile_records import HostKey
 from autotune.space.model import ModelSpec
@@ -50,6 +52,7 @@ def run_ranks(module: str, ranks: int, question: dict[str, Any], timeout_s: floa
                             stdin=subprocess.DEVNULL,
                             stdout=log,
                             stderr=subprocess.STDOUT,
+                            preexec_fn=partial(die_with_parent, os.getpid()),
                             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
                         )
                     )

@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from autotune.profiling.host_ranks import measure_host
+from autotune.profiling.process_tree import die_with_parent
 from autotune.profiling.profile_cache import ProfileCache, fingerprint
 from autotune.profiling.profile_errors import ProfileError
 from autotune.profiling.profile_records import DeviceFigures, DeviceKey, HostFigures, HostKey, PassesKey, StageFigures
@@ -162,6 +164,7 @@ class StageProfiler:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                preexec_fn=partial(die_with_parent, os.getpid()),
                 env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
             )
         return self._process

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,11 @@ def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytes
     assert default_cache_folder() == tmp_path / "autotune"
     monkeypatch.setenv("AUTOTUNE_CACHE", str(tmp_path / "own"))
     assert default_cache_folder() == tmp_path / "own"
+
+
+@pytest.mark.parametrize(
+    "module", ["autotune.profiling.profile_plan", "autotune.profiling.predicted", "autotune.cli_calibrate"]
+)
+def test_tuner_profiles_without_loading_torch(module: str) -> None:
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
