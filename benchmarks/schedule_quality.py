@@ -67,7 +67,7 @@ def main() -> None:
             best = best_schedule(p, m, uniform_share(f, b, w, comm), limit, effort=effort, seed=options.seed)
             seconds.append(time.process_time() - began)
             assert max(best.timeline.peak_activation) <= limit + 1e-9
-            ratio = best.makespan / anchor
+            chosen, ratio = best.chosen, best.makespan / anchor
             worse = ratio > 1 + 1e-9
             above += worse
             gaps[costs, name].append(1 + best.gap)
@@ -75,7 +75,7 @@ def main() -> None:
                 ratios[costs, name].append(ratio)
             print(
                 f"p {p:2} m {m:3} {costs:24} limit {name:7} generator {anchor:8.2f} {generator:34} "
-                f"engine {best.makespan:8.2f} {best.chosen.placement} x{best.chosen.stages_per_device} {best.origin:14} "
+                f"engine {best.makespan:8.2f} {chosen.placement} x{chosen.stages_per_device} {best.origin:14} "
                 f"ratio {ratio:.4f}{' ABOVE' if worse else ''} gap {best.gap:6.2%} cpu {seconds[-1]:.2f} s",
                 flush=True,
             )
