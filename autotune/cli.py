@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from autotune import __version__, cli_predict
+from autotune import __version__, cli_predict, cli_search
+from autotune.cli_common import CTRL_C, EPILOG, NOTHING_FEASIBLE, USER_MISTAKE, Json, StudyDir, print_json
 from autotune.cli_schedule import schedule_app
 from autotune.errors import UserError
 
-if TYPE_CHECKING:
-    from autotune.results.columns import Row
-    from autotune.search.search import SearchOptions, SearchResult
-    from autotune.space.space import Space
-
 __all__ = ["app", "main"]
 
-NOTHING_FEASIBLE = 1
-USER_MISTAKE = 2
-CTRL_C = 130
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-
-EPILOG = (
-    "Exit codes: 0 done; 1 no plan ran within its limits; 2 a mistake in what was given, or a folder or database that "
-    "can't be used; 129, 130, 143 ended by SIGHUP, Ctrl-C, SIGTERM (go on with --resume)."
-)
 
 app = typer.Typer(
     name="autotune",
@@ -45,39 +32,12 @@ app = typer.Typer(
 )
 
 
-class Sampler(StrEnum):
-    """How the next plan is picked."""
-
-    grid = "grid"
-    random = "random"
-    tpe = "tpe"
-
-
-class Starter(StrEnum):
-    """Who starts the ranks of a trial."""
-
-    torchrun = "torchrun"
-    none = "none"
-
-
-class Isolation(StrEnum):
-    """How long ranks live."""
-
-    pool = "pool"
-    trial = "trial"
-
-
 class ExportTarget(StrEnum):
     """What runs the exported plan."""
 
     torchrun = "torchrun"
     megatron = "megatron"
     torchtitan = "torchtitan"
-
-
-SpaceFile = Annotated[Path, typer.Argument(metavar="SPACE", help="Space file (YAML); see search_spaces/.")]
-StudyDir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study, such as results/quickstart.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 
 
 def _version(value: bool) -> None:
@@ -95,195 +55,44 @@ def _root(
     pass
 
 
-@app.command(epilog=EPILOG)
-def search(
-    space: SpaceFile,
-    trials: Annotated[
-        int | None, typer.Option(min=1, help="Most trials of the study, earlier runs included. Default: every plan.")
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Begin no trial after this much time in trials, earlier runs included."),
-    ] = None,
-    sampler: Annotated[Sampler, typer.Option(help="How the next plan is picked.")] = Sampler.grid,
-    seed: Annotated[int, typer.Option(help="Seed of the random and tpe samplers.")] = 0,
-    trial_timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Wall-clock limit of one trial. Default: trial.timeout_s of the space."),
-    ] = None,
-    results_dir: Annotated[Path, typer.Option(help="Folder that holds the studies.")] = Path("results"),
-    name: Annotated[str | None, typer.Option(help="Name of the study and its folder. Default: the space's.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the study of that name.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the study of that name first.")] = False,
-    storage: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Database of the study (sqlite, postgresql, mysql). Default: DIR/study.db."),
-    ] = None,
-    worker: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COMMAND",
-            help="Command that runs a plan instead of the built-in worker. {request} is the plan's file, {out} the "
-            "folder for the ranks' reports; {pp}, {tp}, {dp}, {micro_batch_size}, {microbatches}, {schedule} and "
-            "more are filled in. No shell is used.",
-        ),
-    ] = None,
-    launcher: Annotated[
-        Starter,
-        typer.Option(help="torchrun starts the worker once per rank; none starts it once and it starts its ranks."),
-    ] = Starter.torchrun,
-    isolation: Annotated[
-        Isolation,
-        typer.Option(
-            help="pool keeps ranks from trial to trial as long as all goes well; trial starts new ones for each. "
-            "A worker given by --worker always gets new ones."
-        ),
-    ] = Isolation.pool,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print every legal plan and what the rules refuse; run nothing.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Measure the plans of a space and find the fastest that fits.
-
-    Every plan is run by torch on all its devices. Results go to RESULTS_DIR/NAME: trials.csv, trials.parquet,
-    best.json, study.db, space.yaml and logs/.
-    """
-    from autotune.space.space import load_space
-
-    loaded = load_space(space)
-    if dry_run:
-        _print_dry_run(loaded, as_json)
-        return
-    from autotune.profiling.command import DEFAULT_WORKER, parse_worker
-    from autotune.search.search import SearchOptions
-
-    options = SearchOptions(
-        folder=results_dir / (name or loaded.name),
-        trials=trials,
-        timeout_s=timeout,
-        trial_timeout_s=trial_timeout,
-        sampler=sampler.value,
-        seed=seed,
-        storage=storage,
-        resume=resume,
-        fresh=fresh,
-        worker=DEFAULT_WORKER if worker is None else parse_worker(worker, launcher.value),
-        isolation=isolation.value,
-    )
-    _run_search(loaded, options, as_json)
-
-
-def _print_dry_run(space: Space, as_json: bool) -> None:
-    from autotune.space.describe import describe_space, description_lines
-
-    if as_json:
-        _print_json(describe_space(space))
-    else:
-        typer.echo("\n".join(description_lines(space)))
-
-
-def _run_search(space: Space, options: SearchOptions, as_json: bool) -> None:
-    from autotune.report.progress import make_progress
-    from autotune.report.tables import make_console
-    from autotune.search.interrupt import catch_interrupts
-    from autotune.search.search import search as run_search
-
-    # With --json standard output holds the JSON and nothing else.
-    console = make_console(stderr=as_json)
-    with catch_interrupts() as interrupt, make_progress(console) as progress:
-        for note in space.notes:
-            progress.note(note)
-        result = run_search(space, options, progress, interrupt)
-    if as_json:
-        _print_json(_search_json(options.folder, result))
-    else:
-        _print_search(options.folder, result)
-    if interrupt:
-        raise typer.Exit(interrupt.exit_code)
-    if result.best is None:
-        typer.echo(f"error: {_why_nothing(result)}", err=True)
-        raise typer.Exit(NOTHING_FEASIBLE)
-
-
-def _print_search(folder: Path, result: SearchResult) -> None:
-    from autotune.report.numbers import bytes_text, count_text
-    from autotune.report.tables import summary_line
-    from autotune.results.compare import compare
-
-    not_run = result.legal - sum(row.trial is not None for row in result.rows)
-    endings = {
-        "complete": "every legal plan was measured",
-        "trials": f"the budget of trials is spent, {not_run} legal plans were not run",
-        "timeout": f"the time is spent, {not_run} legal plans were not run",
-        "interrupted": f"interrupted, {not_run} legal plans were not run; --resume goes on",
-    }
-    typer.echo(f"{endings[result.ended]}; {summary_line(result.rows)}")
-    typer.echo(f"table: {folder / 'trials.csv'}")
-    if (best := result.best) is not None:
-        typer.echo(
-            f"best: {best.describe()}: {count_text(best.tokens_per_s)} tokens/s, "
-            f"peak memory {bytes_text(best.peak_memory_bytes)}"
-        )
-        typer.echo(compare(result.rows).sentences()[0])
-
-
-def _search_json(folder: Path, result: SearchResult) -> dict[str, Any]:
-    from collections import Counter
-
-    from autotune.results.compare import compare
-
-    return {
-        "folder": str(folder),
-        "ended": result.ended,
-        "legal_plans": result.legal,
-        "states": dict(Counter(row.state for row in result.rows)),
-        "best": result.best.to_dict() if result.best else None,
-        "comparison": compare(result.rows).to_dict(),
-        "rows": [row.to_dict() for row in result.rows],
-    }
-
-
-def _why_nothing(result: SearchResult) -> str:
-    """Why no plan is feasible: the closest one over its memory, and the first line of each kind of failure."""
-    tried = [row for row in result.rows if row.trial is not None]
-    if not tried:
-        return "no plan was run"
-    over = [row for row in tried if row.state == "oom" and row.peak_memory_bytes is not None]
-    text = f"none of {len(tried)} plans ran within its limits"
-    if over:
-        closest = min(over, key=lambda row: row.peak_memory_bytes or 0)
-        text += f"; closest is {closest.describe()}: {closest.reason}"
-    first: dict[str, Row] = {}
-    for row in tried:
-        first.setdefault(row.state, row)
-    for state, row in first.items():
-        count = result.count(state)
-        text += f"\n  {count} {state}, such as trial {row.trial}: {row.reason.splitlines()[0] if row.reason else ''}"
-    return text
+cli_search.mount(app)
 
 
 @app.command(epilog=EPILOG)
 def results(
     study: StudyDir,
     sort: Annotated[str, typer.Option(metavar="COLUMN", help="Column to sort by.")] = "tokens_per_s",
-    show_all: Annotated[bool, typer.Option("--all", help="Also list the plans that the rules refuse.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also list the plans that are refused, and every prediction.")
+    ] = False,
+    top: Annotated[int, typer.Option(min=0, help="Most plans to list that were only predicted.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Print the table of a study.
 
-    Throughput and peak memory of every plan that was run, best first, and why some have none.
+    Throughput and peak memory of every plan that was run, best first, and why some have none; then the plans that were
+    only predicted. Predictions stand in columns of their own.
     """
-    from autotune.report.tables import make_console, reason_lines, results_table, sort_rows, summary_line
+    from autotune.report.tables import (
+        make_console,
+        reason_lines,
+        results_table,
+        sort_rows,
+        summary_line,
+        without_the_slow_predictions,
+    )
     from autotune.results.table import read_csv
 
     rows = read_csv(study / "trials.csv")
     shown = sort_rows([row for row in rows if show_all or row.state != "refused"], sort)
     if as_json:
-        _print_json([row.to_dict() for row in shown])
+        print_json([row.to_dict() for row in shown])
         return
+    shown, left_out = (shown, 0) if show_all else without_the_slow_predictions(shown, top)
     console = make_console()
     console.print(results_table(shown))
+    if left_out:
+        console.print(f"{left_out} more plans were only predicted; --all or --top lists them", markup=False)
     for line in reason_lines(shown):
         console.print(line, markup=False, soft_wrap=True)
     if show_all:
@@ -306,7 +115,7 @@ def compare(study: StudyDir, as_json: Json = False) -> None:
 
     comparison = compare_rows(read_csv(study / "trials.csv"))
     if as_json:
-        _print_json(comparison.to_dict())
+        print_json(comparison.to_dict())
     else:
         console = make_console()
         if comparison.best is not None:
@@ -323,6 +132,9 @@ def export(
     to: Annotated[ExportTarget, typer.Option(help="What runs the plan.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")],
     trial: Annotated[int | None, typer.Option(help="Trial to export. Default: the best plan.")] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(metavar="HEX", help="Plan to export by its fingerprint, also one that was not run.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a plan as files that a launcher runs.
@@ -334,26 +146,29 @@ def export(
     from autotune.results.table import read_csv
     from autotune.space.space import load_space
 
+    if trial is not None and fingerprint is not None:
+        raise UserError("--trial and --fingerprint exclude each other: each names one plan")
     rows = read_csv(study / "trials.csv")
-    wanted = [row for row in rows if (row.is_best if trial is None else row.trial == trial)]
+    if fingerprint is not None:
+        wanted, known = [row for row in rows if row.fingerprint == fingerprint], f"it has no plan {fingerprint!r}"
+    elif trial is not None:
+        wanted, known = [row for row in rows if row.trial == trial], f"it has no trial {trial}"
+    else:
+        wanted, known = [row for row in rows if row.is_best], "no plan of it ran within its limits"
     if not wanted:
-        known = "no plan of it ran within its limits" if trial is None else f"it has no trial {trial}"
         raise UserError(f"nothing to export from {study}: {known}")
     files = export_plan(load_space(study / "space.yaml"), plan_of(wanted[0]), to.value, out)
     if as_json:
-        _print_json({"plan": wanted[0].to_dict(), "files": [str(path) for path in files]})
+        print_json({"plan": wanted[0].to_dict(), "files": [str(path) for path in files]})
         return
-    typer.echo(f"{wanted[0].describe()} for {to.value}:")
+    note = " (predicted, not measured)" if wanted[0].state == "predicted" else ""
+    typer.echo(f"{wanted[0].describe()} for {to.value}{note}:")
     for path in files:
         typer.echo(f"  {path}")
 
 
 app.add_typer(schedule_app)
 cli_predict.mount(app)
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 def main() -> None:

@@ -25,6 +25,9 @@ def make_progress(console: Console) -> LiveProgress | PlainProgress:
 
 def _result_text(row: Row) -> str:
     """How a trial ended, in one line."""
+    if row.state == "predicted":
+        step, peak = seconds_text(row.predicted_step_time_s), bytes_text(row.predicted_peak_memory_bytes)
+        return f"{_rate_text(row)}, step {step}, peak {peak}"
     if row.step_time_s is None:
         first = row.reason.splitlines()[0] if row.reason else ""
         return f"{row.state}: {first}"
@@ -32,6 +35,12 @@ def _result_text(row: Row) -> str:
     if row.peak_memory_bytes is not None:
         numbers += f", peak {bytes_text(row.peak_memory_bytes)}"
     return numbers if row.state == "ok" else f"{row.state}: {row.reason.splitlines()[0]} ({numbers})"
+
+
+def _rate_text(row: Row) -> str:
+    if row.state == "predicted":
+        return f"predicted {count_text(row.predicted_tokens_per_s)} tokens/s"
+    return f"{count_text(row.tokens_per_s)} tokens/s"
 
 
 def _place(outlook: Outlook, offset: int = 0) -> str:
@@ -58,7 +67,7 @@ class PlainProgress:
 
     def trial_ended(self, row: Row, best: Row | None, outlook: Outlook) -> None:
         left = "" if outlook.seconds_left is None else f"; about {duration_text(outlook.seconds_left)} left"
-        leader = "" if best is None else f"; best {count_text(best.tokens_per_s)} tokens/s ({best.describe()})"
+        leader = "" if best is None else f"; best {_rate_text(best)} ({best.describe()})"
         self._line(f"[{_place(outlook)}] trial {row.trial}: {_result_text(row)}{leader}{left}")
 
     def _line(self, text: str) -> None:
@@ -98,7 +107,7 @@ class LiveProgress:
         self.last = f"{row.describe()}: {_result_text(row)}"
         if best is not None:
             self.best = f"{best.describe()}: {_result_text(best)}"
-        style = None if row.state == "ok" else "yellow"
+        style = None if row.state in ("ok", "predicted") else "yellow"
         self.console.print(f"[{_place(outlook)}] {self.last}", markup=False, style=style)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -15,11 +15,31 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["comparison_table", "make_console", "reason_lines", "results_table", "sort_rows", "summary_line"]
+__all__ = [
+    "comparison_table",
+    "make_console",
+    "reason_lines",
+    "results_table",
+    "sort_rows",
+    "summary_line",
+    "without_the_slow_predictions",
+]
 
-_WIDTH_WITHOUT_TERMINAL = 180
-_RATES = {"tokens_per_s", "tokens_per_s_per_device", "speedup_vs_1f1b"}
-_STATE_STYLES = {"ok": "green", "oom": "yellow", "timeout": "yellow", "failed": "red", "invalid": "red"}
+_WIDTH_WITHOUT_TERMINAL = 200
+_RATES = {"tokens_per_s", "tokens_per_s_per_device", "predicted_tokens_per_s", "speedup_vs_1f1b"}
+_STATE_STYLES = {
+    "ok": "green",
+    "predicted": "cyan",
+    "oom": "yellow",
+    "timeout": "yellow",
+    "failed": "red",
+    "invalid": "red",
+    "hang": "yellow",
+    "launcher": "yellow",
+    "killed": "red",
+    "no-result": "red",
+    "non-finite": "red",
+}
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -41,13 +61,28 @@ def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
         raise UserError(f"--sort {column}: no such column; columns are {', '.join(names)}")
     there = [row for row in rows if getattr(row, column) not in (None, "")]
     missing = [row for row in rows if getattr(row, column) in (None, "")]
+    if column == "tokens_per_s":  # what nobody measured, by its prediction
+        missing = [*sort_rows([row for row in missing if row.state == "predicted"], "predicted_tokens_per_s")] + [
+            row for row in missing if row.state != "predicted"
+        ]
     if column in _RATES:
-        return sorted(there, key=lambda row: (row.state != "ok", -getattr(row, column))) + missing
+        counts = ("predicted", "ok") if column == "predicted_tokens_per_s" else ("ok",)
+        return sorted(there, key=lambda row: (row.state not in counts, -getattr(row, column))) + missing
     return sorted(there, key=lambda row: getattr(row, column)) + missing
 
 
+def without_the_slow_predictions(rows: Sequence[Row], most: int) -> tuple[list[Row], int]:
+    """The rows with only the first `most` of those that were predicted and not tried, and how many were left out."""
+    shown, seen = [], 0
+    for row in rows:
+        seen += row.state == "predicted"
+        if row.state != "predicted" or seen <= most:
+            shown.append(row)
+    return shown, len(rows) - len(shown)
+
+
 def results_table(rows: Sequence[Row]) -> Table:
-    """One line a plan. Best and baseline are marked in the first column."""
+    """One line a plan. Best and baseline are marked in the first column; predictions stand in columns of their own."""
     from rich import box
     from rich.table import Table
 
@@ -57,16 +92,25 @@ def results_table(rows: Sequence[Row]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("schedule", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for name in ("step time", "+/-", "tokens/s", "per device", "peak memory", "bubble", "vs 1F1B"):
+    measured = not rows or any(row.fidelity in ("", "run") for row in rows)
+    predicted = any(row.predicted_step_time_s is not None for row in rows)
+    beside = () if not predicted else _PREDICTED_BESIDE if measured else _PREDICTED_ALONE
+    names = [*(_MEASURED if measured else ()), *beside, "vs 1F1B"]
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("clock", no_wrap=True)
     for row in rows:
         style = "bold" if row.is_best else None
-        table.add_row(*_cells(row), style=style)
+        cells = _measured_cells(row) | _predicted_cells(row)
+        table.add_row(*_plan_cells(row), *(cells[name] for name in names), style=style)
     return table
 
 
-def _cells(row: Row) -> list[str]:
+_MEASURED = ("step time", "+/-", "tokens/s", "per device", "peak memory", "bubble", "clock")
+_PREDICTED_ALONE = ("predicted step", "predicted tokens/s", "predicted peak", "predicted bubble")
+_PREDICTED_BESIDE = ("predicted step", "step error", "predicted peak", "peak error")
+
+
+def _plan_cells(row: Row) -> list[str]:
     mark = {(True, True): "best, baseline", (True, False): "best", (False, True): "baseline"}
     chunks = f" x{row.stages_per_device}" if (row.stages_per_device or 1) > 1 else ""
     recompute = "" if row.recompute in ("", "none") else f" +{row.recompute} recompute"
@@ -79,15 +123,42 @@ def _cells(row: Row) -> list[str]:
         *("-" if value is None else str(value) for value in numbers),
         f"{row.schedule}{chunks}{recompute}",
         state,
-        seconds_text(row.step_time_s),
-        seconds_text(row.step_time_std_s),
-        count_text(row.tokens_per_s),
-        count_text(row.tokens_per_s_per_device),
-        bytes_text(row.peak_memory_bytes),
-        "-" if row.bubble_rate is None else f"{row.bubble_rate:.1%}",
-        "-" if row.speedup_vs_1f1b is None else f"{row.speedup_vs_1f1b:.3f}x",
-        row.clock or "-",
     ]
+
+
+def _measured_cells(row: Row) -> dict[str, str]:
+    return {
+        "step time": seconds_text(row.step_time_s),
+        "+/-": seconds_text(row.step_time_std_s),
+        "tokens/s": count_text(row.tokens_per_s),
+        "per device": count_text(row.tokens_per_s_per_device),
+        "peak memory": bytes_text(row.peak_memory_bytes),
+        "bubble": _share_text(row.bubble_rate),
+        "vs 1F1B": "-" if row.speedup_vs_1f1b is None else f"{row.speedup_vs_1f1b:.3f}x",
+        "clock": row.clock or "-",
+    }
+
+
+def _predicted_cells(row: Row) -> dict[str, str]:
+    return {
+        "predicted step": seconds_text(row.predicted_step_time_s),
+        "predicted tokens/s": count_text(row.predicted_tokens_per_s),
+        "predicted peak": bytes_text(row.predicted_peak_memory_bytes),
+        "predicted bubble": _share_text(_predicted_bubble(row)),
+        "step error": "-" if row.predicted_step_time_error is None else f"{row.predicted_step_time_error:+.1%}",
+        "peak error": "-" if row.predicted_peak_memory_error is None else f"{row.predicted_peak_memory_error:+.1%}",
+    }
+
+
+def _predicted_bubble(row: Row) -> float | None:
+    """Share of the predicted step that its device waits for others."""
+    if row.predicted_bubble_s is None or not row.predicted_step_time_s:
+        return None
+    return row.predicted_bubble_s / row.predicted_step_time_s
+
+
+def _share_text(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def reason_lines(rows: Sequence[Row]) -> list[str]:
@@ -112,8 +183,8 @@ def comparison_table(comparison: Comparison) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=comparison.source or None, title_justify="left")
+    table.add_column("", no_wrap=True)
     table.add_column("plan", no_wrap=True)
     for name in ("step time", "tokens/s", "peak memory", "bubble", "best is faster by", "spread"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -126,17 +197,26 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def _compared(row: Row) -> list[str]:
-    bubble = "-" if row.bubble_rate is None else f"{row.bubble_rate:.1%}"
+    if row.state == "predicted":
+        return [
+            row.describe(),
+            seconds_text(row.predicted_step_time_s),
+            count_text(row.predicted_tokens_per_s),
+            bytes_text(row.predicted_peak_memory_bytes),
+            _share_text(_predicted_bubble(row)),
+        ]
     return [
         row.describe(),
         seconds_text(row.step_time_s),
         count_text(row.tokens_per_s),
         bytes_text(row.peak_memory_bytes),
-        bubble,
+        _share_text(row.bubble_rate),
     ]
 
 
 def _ratio(contest: Contest, best: Row | None) -> list[str]:
     if contest.other is best:
         return ["the same plan", ""]
+    if contest.low is None or contest.high is None:
+        return [f"{number_text(contest.ratio)}x", "not measured"]
     return [f"{number_text(contest.ratio)}x", f"{number_text(contest.low)}x to {number_text(contest.high)}x"]

@@ -60,6 +60,18 @@ class Row:
     torch: str = ""
     device: str = ""
     fingerprint: str = ""
+    predicted_step_time_s: float | None = None
+    predicted_step_time_error: float | None = None
+    predicted_tokens_per_s: float | None = None
+    predicted_peak_memory_bytes: int | None = None
+    predicted_peak_memory_error: float | None = None
+    predicted_compute_s: float | None = None
+    predicted_bubble_s: float | None = None
+    predicted_tp_s: float | None = None
+    predicted_pp_s: float | None = None
+    predicted_dp_s: float | None = None
+    predicted_optimizer_s: float | None = None
+    predicted_overhead_s: float | None = None
 
     def describe(self) -> str:
         """The plan in one line."""
@@ -85,7 +97,7 @@ def _or_dash(value: int | None) -> str:
 
 
 COLUMNS = (
-    Column("trial", "integer", "", "number of the trial in the study; empty for plans that were not run"),
+    Column("trial", "integer", "", "number of the trial in the study; empty for plans without one"),
     Column("state", "text", "", "how the plan ended: one of the states above"),
     Column("reason", "text", "", "why the state isn't ok; empty if it is"),
     Column("pp", "integer", "", "pipeline-parallel degree: devices of one pipeline"),
@@ -112,9 +124,9 @@ COLUMNS = (
         "bubble_rate", "number", "", "1 - work of the busiest device / time of the pipeline, from the measured passes"
     ),
     Column("loss", "number", "nats/token", "mean loss per token of the last measured step"),
-    Column("speedup_vs_1f1b", "number", "", "tokens_per_s / tokens_per_s of the baseline"),
-    Column("is_baseline", "flag", "", "the fastest plan under 1f1b that is ok"),
-    Column("is_best", "flag", "", "the fastest plan of all that is ok"),
+    Column("speedup_vs_1f1b", "number", "", "rate in tokens/s over the baseline's, both measured or both predicted"),
+    Column("is_baseline", "flag", "", "the fastest plan under 1f1b of those that compete"),
+    Column("is_best", "flag", "", "the fastest plan of those that compete: ok ones, or the predicted if none was run"),
     Column("started", "text", "", "UTC, ISO 8601"),
     Column("duration_s", "number", "s", "wall time of the whole trial, start-up included"),
     Column("torch", "text", "", "version that ran the trial"),
@@ -122,6 +134,23 @@ COLUMNS = (
     Column(
         "fingerprint", "text", "", "16 hex digits of plan, model, devices and training; equal for the same run only"
     ),
+    Column("predicted_step_time_s", "number", "s", "one step, by the cost model; by profiles at fidelity profile"),
+    Column("predicted_step_time_error", "number", "", "predicted_step_time_s / step_time_s - 1; empty if not measured"),
+    Column("predicted_tokens_per_s", "number", "tokens/s", "global batch x sequence_length / predicted_step_time_s"),
+    Column("predicted_peak_memory_bytes", "integer", "bytes", "peak of the heaviest device, likewise"),
+    Column(
+        "predicted_peak_memory_error",
+        "number",
+        "",
+        "predicted_peak_memory_bytes / peak_memory_bytes - 1; empty if not measured",
+    ),
+    Column("predicted_compute_s", "number", "s", "passes of the device that sets the step; these seven sum to it"),
+    Column("predicted_bubble_s", "number", "s", "its waiting for other pipeline devices"),
+    Column("predicted_tp_s", "number", "s", "its tensor-parallel collectives"),
+    Column("predicted_pp_s", "number", "s", "what messages between pipeline devices add to the step"),
+    Column("predicted_dp_s", "number", "s", "its gradient reduction and parameter gathering"),
+    Column("predicted_optimizer_s", "number", "s", "its optimizer step"),
+    Column("predicted_overhead_s", "number", "s", "fixed loss on every visit of a microbatch to a stage"),
 )
 
 assert tuple(column.name for column in COLUMNS) == tuple(field.name for field in fields(Row))

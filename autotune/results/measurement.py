@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from autotune.results.predicted import Predicted
 
 __all__ = ["Clock", "Fidelity", "Measurement", "State", "TrialOutcome"]
 
@@ -62,6 +65,7 @@ class TrialOutcome:
 
     Attributes:
         started: UTC time in ISO 8601.
+        predicted: what a trial of fidelity `profile` found; its `measurement` holds the same as of a run.
     """
 
     state: State
@@ -69,3 +73,4 @@ class TrialOutcome:
     measurement: Measurement | None
     started: str
     duration_s: float
+    predicted: Predicted | None = None

@@ -3,38 +3,53 @@
 from __future__ import annotations
 
 from autotune.results.columns import Row
-from autotune.results.measurement import Fidelity, TrialOutcome
+from autotune.results.measurement import Fidelity, State, TrialOutcome
+from autotune.results.predicted import Predicted
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan
 from autotune.space.training import TrainingSpec
 
-__all__ = ["plan_of", "row_of"]
+__all__ = ["plan_of", "row_of", "row_without_trial", "tokens_per_step"]
+
+
+def tokens_per_step(model: ModelSpec, training: TrainingSpec) -> int:
+    """Tokens of one optimizer step: every token of the global batch once, whatever the degrees."""
+    return training.global_batch_size * model.sequence_length
 
 
 def row_of(
-    trial: int | None,
+    trial: int,
     plan: Plan,
     fingerprint: str,
     outcome: TrialOutcome,
     model: ModelSpec,
     training: TrainingSpec,
     fidelity: Fidelity = "run",
+    predicted: Predicted | None = None,
 ) -> Row:
-    """The row of one trial. tokens_per_s counts every token of the global batch once, whatever the degrees."""
+    """The row of one trial. A trial of fidelity `profile` fills the predicted columns alone: nothing was run.
+
+    Args:
+        predicted: what the cost model said before; a profile's own numbers take its place.
+    """
     measured = outcome.measurement
-    row = {
+    tokens = tokens_per_step(model, training)
+    row: dict[str, object] = {
         "trial": trial,
         "state": outcome.state,
         "reason": outcome.reason,
-        **plan.to_dict(),
-        "layer_split": plan.layer_split,
+        **_plan_values(plan),
         "fidelity": fidelity,
         "started": outcome.started,
         "duration_s": outcome.duration_s,
         "fingerprint": fingerprint,
     }
     if measured is not None:
-        tokens_per_s = training.global_batch_size * model.sequence_length / measured.step_time_s
+        row |= {"torch": measured.torch, "device": measured.device}
+    if fidelity != "run":
+        measured = None
+    if measured is not None:
+        tokens_per_s = tokens / measured.step_time_s
         row |= {
             "clock": measured.clock,
             "step_time_s": measured.step_time_s,
@@ -48,13 +63,37 @@ def row_of(
             "peak_memory_bytes_per_rank": measured.peak_memory_bytes_per_rank,
             "bubble_rate": measured.bubble_rate,
             "loss": measured.loss,
-            "torch": measured.torch,
-            "device": measured.device,
         }
+    if (expected := outcome.predicted or predicted) is not None:
+        row |= expected.columns(tokens, measured)
     return Row(**row)  # type: ignore[arg-type]
 
 
+def row_without_trial(
+    plan: Plan, fingerprint: str, state: State, reason: str, predicted: Predicted | None, tokens: int
+) -> Row:
+    """The row of a plan that had no trial: predicted, or refused by the estimate of its memory.
+
+    Args:
+        predicted: by the cost model; None when it has no figures for the device.
+        tokens: of one optimizer step.
+    """
+    numbers = {} if predicted is None else predicted.columns(tokens, None)
+    return Row(
+        state=state,
+        reason=reason,
+        fidelity="predict",
+        fingerprint=fingerprint,
+        **_plan_values(plan),  # type: ignore[arg-type]
+        **numbers,  # type: ignore[arg-type]
+    )
+
+
+def _plan_values(plan: Plan) -> dict[str, object]:
+    return {name: getattr(plan, name) for name in Plan.__dataclass_fields__}
+
+
 def plan_of(row: Row) -> Plan:
-    """The plan of a row that was run."""
+    """The plan of a row that is no refusal by a rule."""
     names = Plan.__dataclass_fields__
     return Plan(**{name: getattr(row, name) for name in names})

@@ -1,4 +1,8 @@
-"""Which row is the best, which the baseline, and how much faster each is: decided here and nowhere else."""
+"""Which row is the best, which the baseline, and how much faster each is: decided here and nowhere else.
+
+Rows compete with their like alone: as soon as one plan of a study was run, those that were run; else those that were
+profiled; else those that the cost model predicted. No measured number is ever set against a predicted one.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,48 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autotune.results.columns import Row
+from autotune.results.measurement import Fidelity
 
-__all__ = ["BASELINE_SCHEDULE", "INTERLEAVED_SCHEDULE", "fastest", "judge"]
+__all__ = [
+    "BASELINE_SCHEDULE",
+    "INTERLEAVED_SCHEDULE",
+    "fastest",
+    "fidelity_of",
+    "is_baseline_schedule",
+    "judge",
+    "rate",
+]
 
 BASELINE_SCHEDULE = "1f1b"
 INTERLEAVED_SCHEDULE = "interleaved-1f1b"
 
 
-def fastest(rows: Sequence[Row], wanted: Callable[[Row], bool] = lambda row: True) -> Row | None:
-    """The `ok` row with the most tokens_per_s among those `wanted`; the first of equals; None without one."""
-    candidates = [row for row in rows if row.state == "ok" and row.tokens_per_s is not None and wanted(row)]
-    return max(candidates, key=lambda row: row.tokens_per_s or 0.0, default=None)
+def fidelity_of(rows: Sequence[Row]) -> Fidelity:
+    """The truest fidelity at which any plan was evaluated: the one whose rows compete."""
+    found = {row.fidelity for row in rows} | {"run" for row in rows if row.state == "ok"}
+    if "run" in found:
+        return "run"
+    return "profile" if "profile" in found else "predict" if "predict" in found else "run"
+
+
+def rate(row: Row, fidelity: Fidelity) -> float | None:
+    """tokens/s with which a row competes at a fidelity; None if it doesn't."""
+    if fidelity == "run":
+        return row.tokens_per_s if row.state == "ok" else None
+    return row.predicted_tokens_per_s if row.state == "predicted" and row.fidelity == fidelity else None
+
+
+def fastest(
+    rows: Sequence[Row], wanted: Callable[[Row], bool] = lambda row: True, fidelity: Fidelity | None = None
+) -> Row | None:
+    """The row with the highest rate among those `wanted`; the first of equals; None without one.
+
+    Args:
+        fidelity: None: the truest of all `rows`.
+    """
+    fidelity = fidelity or fidelity_of(rows)
+    candidates = [row for row in rows if rate(row, fidelity) is not None and wanted(row)]
+    return max(candidates, key=lambda row: rate(row, fidelity) or 0.0, default=None)
 
 
 def is_baseline_schedule(row: Row) -> bool:
@@ -26,11 +61,12 @@ def is_baseline_schedule(row: Row) -> bool:
 
 def judge(rows: Sequence[Row]) -> list[Row]:
     """The rows with `speedup_vs_1f1b`, `is_baseline` and `is_best` filled in, in the same order."""
-    best, baseline = fastest(rows), fastest(rows, is_baseline_schedule)
+    fidelity = fidelity_of(rows)
+    best, baseline = fastest(rows, fidelity=fidelity), fastest(rows, is_baseline_schedule, fidelity)
+    of_baseline = None if baseline is None else rate(baseline, fidelity)
     judged = []
     for row in rows:
-        speedup = None
-        if row.state == "ok" and row.tokens_per_s and baseline is not None and baseline.tokens_per_s:
-            speedup = row.tokens_per_s / baseline.tokens_per_s
+        own = rate(row, fidelity)
+        speedup = own / of_baseline if own and of_baseline else None
         judged.append(replace(row, speedup_vs_1f1b=speedup, is_baseline=row is baseline, is_best=row is best))
     return judged

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict
 from typing import Any
 
-from autotune.profiling.command import WorkerCommand
+from autotune import __version__
+from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand
+from autotune.results.measurement import Fidelity
 from autotune.space.space import Space
 
 __all__ = ["differences", "identity"]
 
 
-def identity(space: Space, worker: WorkerCommand) -> dict[str, Any]:
+def identity(
+    space: Space, worker: WorkerCommand, fidelity: Fidelity = "run", predictor: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Everything that decides what a trial of this study measures, flat: dotted name -> plain JSON value.
 
     A trial's time limit isn't in it: it decides only how long a plan may take.
+
+    Args:
+        predictor: what predictions rest on, where they are all that a study does.
     """
     tree = {
+        "fidelity": fidelity,
         "model": asdict(space.model),
         "cluster": asdict(space.cluster),
         "training": asdict(space.training),
         "search": asdict(space.search),
         "trial": {"warmup_steps": space.trial.warmup_steps, "measured_steps": space.trial.measured_steps},
-        "worker": {"command": worker.argv, "starter": worker.starter},
+        "worker": {
+            "command": worker.argv,
+            "starter": worker.starter,
+            **_beside_the_default(worker),
+        },
     }
+    if predictor is not None:
+        tree["predictor"] = {"version": __version__, **predictor}
     return dict(_flatten(tree, ""))
 
 
@@ -34,6 +49,20 @@ def differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for name in sorted(stored.keys() | now.keys())
         if stored.get(name, ...) != now.get(name, ...)
     ]
+
+
+def _beside_the_default(worker: WorkerCommand) -> dict[str, Any]:
+    """What a worker sets of the rest. Values of its environment may be secrets, so a digest stands for them."""
+    found: dict[str, Any] = {}
+    if worker.shell:
+        found["shell"] = True
+    if worker.cwd is not None:
+        found["cwd"] = worker.cwd
+    if worker.reader != DEFAULT_WORKER.reader:
+        found["reader"] = asdict(worker.reader)
+    if worker.env:
+        found["env"] = {name: f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:16]}" for name, value in worker.env}
+    return found
 
 
 def _flatten(value: Any, name: str) -> list[tuple[str, Any]]:

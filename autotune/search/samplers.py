@@ -26,7 +26,7 @@ class Observation:
     """What the study knows about a measured plan.
 
     Attributes:
-        value: tokens_per_s; None if the plan gave no number that counts.
+        value: tokens/s, measured or profiled; None if the plan gave no number that counts.
         constraint: above 0 when infeasible, by how much; None when nothing is known.
         failed: the trial said nothing about the plan (infrastructure, no result).
     """
@@ -49,18 +49,20 @@ def fields_of(plan: Plan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in FIELDS}
 
 
-def baselines(plans: Sequence[Plan]) -> list[Plan]:
+def baselines(plans: Sequence[Plan], predicted_s: Mapping[Plan, float]) -> list[Plan]:
     """The plans to measure first, so that even a short study can compare: one under 1F1B, one interleaved.
 
-    Of each, the one with the least tensor parallelism (whose collectives sit inside every pass), then the shortest
-    real pipeline, then the largest micro-batch.
+    Of each, the one with the shortest predicted step. Where nothing is predicted, the one with the least tensor
+    parallelism (whose collectives sit inside every pass), then the shortest real pipeline, then the largest
+    micro-batch.
     """
 
-    def rank(plan: Plan) -> tuple[bool, bool, int, int, int]:
-        return (plan.recompute != "none", plan.pp == 1, plan.tp, plan.pp, -plan.micro_batch_size)
+    def order(plan: Plan) -> tuple[float, bool, bool, int, int, int]:
+        expected_s = predicted_s.get(plan, float("inf"))
+        return (expected_s, plan.recompute != "none", plan.pp == 1, plan.tp, plan.pp, -plan.micro_batch_size)
 
     families = [[p for p in plans if p.schedule == name] for name in (BASELINE_SCHEDULE, INTERLEAVED_SCHEDULE)]
-    return [min(family, key=rank) for family in families if family]
+    return [min(family, key=order) for family in families if family]
 
 
 def make_proposer(name: SamplerName, plans: Sequence[Plan], seed: int) -> Proposer:

@@ -18,6 +18,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from autotune.errors import UserError
 from autotune.results.measurement import Measurement, TrialOutcome
+from autotune.results.predicted import Predicted
 from autotune.search.identity import differences
 from autotune.search.samplers import FIELDS, Observation, fields_of
 from autotune.space.plan import Plan
@@ -28,6 +29,8 @@ _CONSTRAINT = "memory_bytes_over_limit"
 _IDENTITY, _STUDY_ID, _PLAN, _OUTCOME = "identity", "study_id", "plan", "outcome"
 # A trial that says nothing about its plan: Optuna calls it failed and samplers take no notice of it.
 _UNINFORMATIVE = ("failed", "invalid", "hang", "killed", "no-result", "non-finite", "launcher")
+# A trial with a value: measured on all devices, or profiled on one.
+_VALUED = ("ok", "predicted")
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Store:
         return [
             Observation(
                 plan=one.plan,
-                value=tokens_per_s.get(one.number) if one.outcome.state == "ok" else None,
+                value=tokens_per_s.get(one.number) if one.outcome.state in _VALUED else None,
                 constraint=self._over_limit(one.outcome),
                 failed=one.outcome.state in _UNINFORMATIVE,
             )
@@ -127,7 +130,7 @@ class Store:
         trial = self._trial(number)
         if (over := self._over_limit(outcome)) is not None:
             trial.set_constraint(_CONSTRAINT, over)
-        if outcome.state == "ok":
+        if outcome.state in _VALUED:
             self._study.tell(number, trial.user_attrs["tokens_per_s"])
         else:
             uninformative = outcome.state in _UNINFORMATIVE
@@ -136,7 +139,10 @@ class Store:
 
     def _over_limit(self, outcome: TrialOutcome) -> float | None:
         """Bytes over the memory limit, negative below it; 1 for an out-of-memory that nobody measured."""
-        peak = outcome.measurement.peak_memory_bytes if outcome.measurement else None
+        if outcome.predicted is not None:
+            peak: int | None = outcome.predicted.peak_memory_bytes
+        else:
+            peak = outcome.measurement.peak_memory_bytes if outcome.measurement else None
         if peak is not None and self._limit is not None:
             return float(peak - self._limit)
         return 1.0 if outcome.state == "oom" else None
@@ -215,7 +221,9 @@ def _outcome(trial: FrozenTrial) -> TrialOutcome:
     if (measured := values["measurement"]) is not None:
         ranks = measured["peak_memory_bytes_per_rank"]
         measured = Measurement(**{**measured, "peak_memory_bytes_per_rank": tuple(ranks) if ranks else None})
-    return TrialOutcome(**{**values, "measurement": measured})
+    if (predicted := values.get("predicted")) is not None:
+        predicted = Predicted(**predicted)
+    return TrialOutcome(**{**values, "measurement": measured, "predicted": predicted})
 
 
 def _without_password(url: str) -> str:

@@ -5,17 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.errors import UserError
 from autotune.export.job import Job
 from autotune.export.worker_arguments import RULES, trainer_arguments, trainer_problems
-from autotune.profiling.command import WorkerCommand
+from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand, worker_of
 from autotune.profiling.protocol import TrialRequest
 from autotune.space.plan import Plan
 from autotune.space.rules import BrokenRule
 from autotune.space.space import PlanRule, Space
 
-__all__ = ["for_plan", "for_worker"]
+if TYPE_CHECKING:
+    from autotune.search.options import SearchOptions
+
+__all__ = ["for_plan", "for_worker", "settle_worker"]
+
+
+def settle_worker(space: Space, options: SearchOptions) -> tuple[Space, SearchOptions, WorkerCommand]:
+    """The space with its worker's rules, the options with their worker, and the worker, of a search.
+
+    A worker of the space's own runs nothing where plans are only predicted or profiled, but its rules hold.
+    """
+    named = options.worker or worker_of(space.worker)
+    worker = named if options.fidelity == "run" else DEFAULT_WORKER
+    return for_worker(space, named), replace(options, worker=worker), worker
 
 
 def for_worker(space: Space, worker: WorkerCommand) -> Space:

@@ -57,7 +57,9 @@ def test_interrupt_ends_the_trial_writes_the_table_and_tells_by_its_exit_code(
     assert "--resume goes on" in out
     assert "Traceback" not in err
     assert not workers(bench)
-    assert bench.states() == {"ok": 3, "refused": REFUSED}
+    assert bench.states() == {"ok": 3, "predicted": LEGAL - 3, "refused": REFUSED}
+    waiting = {row["reason"] for row in bench.table() if row["state"] == "predicted"}
+    assert waiting == {"not run: the search was interrupted"}
     if number == signal.SIGINT:
         bench.tell_worker()
         assert bench.search("--resume").returncode == 0
@@ -81,7 +83,7 @@ def test_fresh_deletes_the_study_and_nothing_else(bench: Bench) -> None:
     (bench.study / "notes.txt").write_text("mine")
     assert bench.search("--trials", "1", "--fresh").returncode == 0
     assert (bench.study / "notes.txt").read_text() == "mine"
-    assert bench.states() == {"ok": 1, "refused": REFUSED}
+    assert bench.states() == {"ok": 1, "predicted": LEGAL - 1, "refused": REFUSED}
     assert not (bench.study / "logs" / "trial-0001").exists()
 
 

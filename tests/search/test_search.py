@@ -40,10 +40,11 @@ def test_study_folder_holds_what_the_readme_says(bench: Bench) -> None:
     }
     assert (bench.study / "logs" / "trial-0003" / "rank-0.log").exists()
     assert read_csv(bench.study / "trials.csv") == read_parquet(bench.study / "trials.parquet")
-    assert len(pandas.read_parquet(bench.study / "trials.parquet")) == 4 + REFUSED
+    assert len(pandas.read_parquet(bench.study / "trials.parquet")) == LEGAL + REFUSED
     assert load_space(bench.study / "space.yaml") == load_space(bench.path / "tiny.yaml")
     best = json.loads((bench.study / "best.json").read_text())
     assert best["row"]["is_best"] is True
+    assert best["fidelity"] == best["row"]["fidelity"] == "run"
     assert best["plan"]["layer_split"] == best["row"]["layer_split"]
 
 
@@ -147,7 +148,6 @@ def test_nothing_feasible_is_exit_code_1_with_the_closest_plan_and_a_whole_table
 
 
 def test_broken_schedule_is_refused_before_any_process_starts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.profiling.command import DEFAULT_WORKER
     from autotune.schedules import registry
     from autotune.schedules.schedule import Schedule
     from autotune.search import search as module
@@ -161,7 +161,7 @@ def test_broken_schedule_is_refused_before_any_process_starts(bench: Bench, monk
         return Schedule(good.name, good.microbatches, good.placement, tuple(map(tuple, order)))
 
     monkeypatch.setattr(registry, "build", swapped)
-    options = module.SearchOptions(folder=bench.study, trials=1, worker=DEFAULT_WORKER)
+    options = module.SearchOptions(folder=bench.study, trials=1, refuse_by_estimate=False)
     result = module.search(load_space(bench.path / "tiny.yaml"), options)
     assert result.rows[0].state == "invalid"
     assert "1f1b" in result.rows[0].reason

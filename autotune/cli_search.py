@@ -1,0 +1,356 @@
+"""The command `search`; `mount` adds it to the command line. Heavy imports happen inside what needs them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli_common import EPILOG, NOTHING_FEASIBLE, Json, SpaceFile, print_json
+from autotune.errors import UserError
+
+if TYPE_CHECKING:
+    from autotune.cost.assumptions import Assumptions
+    from autotune.cost.devices import Machine
+    from autotune.results.columns import Row
+    from autotune.search.options import SearchOptions, SearchResult
+    from autotune.space.space import Space
+
+__all__ = ["mount", "search"]
+
+
+def mount(app: typer.Typer) -> None:
+    """Adds the command to `app`."""
+    app.command(epilog=EPILOG)(search)
+
+
+class Fidelity(StrEnum):
+    """How plans are evaluated."""
+
+    predict = "predict"
+    profile = "profile"
+    run = "run"
+
+
+class Sampler(StrEnum):
+    """How the next plan is picked."""
+
+    grid = "grid"
+    random = "random"
+    tpe = "tpe"
+
+
+class Starter(StrEnum):
+    """Who starts the ranks of a trial."""
+
+    torchrun = "torchrun"
+    none = "none"
+
+
+class Isolation(StrEnum):
+    """How long ranks live."""
+
+    pool = "pool"
+    trial = "trial"
+
+
+def search(
+    space: SpaceFile,
+    fidelity: Annotated[
+        Fidelity,
+        typer.Option(
+            help="run: every plan by torch on all its devices. profile: each distinct stage once on one device, the "
+            "schedule simulated. predict: the cost model alone ranks every plan; nothing is started."
+        ),
+    ] = Fidelity.run,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Most trials of the study, earlier runs included. Default: every plan.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Begin no trial after this much time in trials, earlier runs included."),
+    ] = None,
+    sampler: Annotated[Sampler, typer.Option(help="How the next plan is picked.")] = Sampler.grid,
+    seed: Annotated[int, typer.Option(help="Seed of the random and tpe samplers.")] = 0,
+    trial_timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Wall-clock limit of one trial. Default: trial.timeout_s of the space."),
+    ] = None,
+    hang_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Time without progress of any rank after which a trial is ended, its stacks saved. Default: "
+            "trial.hang_timeout_s of the space, or 300 with the built-in worker.",
+        ),
+    ] = None,
+    results_dir: Annotated[Path, typer.Option(help="Folder that holds the studies.")] = Path("results"),
+    name: Annotated[str | None, typer.Option(help="Name of the study and its folder. Default: the space's.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the study of that name.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the study of that name first.")] = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Database of the study (sqlite, postgresql, mysql). Default: DIR/study.db."),
+    ] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Command that runs a plan instead of the built-in worker or that of the space's section worker (see "
+            "docs/worker.md). {request} is the plan's file, {out} the "
+            "folder for the ranks' reports; {pp}, {tp}, {dp}, {micro_batch_size}, {microbatches}, {schedule} and "
+            "more are filled in. No shell is used.",
+        ),
+    ] = None,
+    launcher: Annotated[
+        Starter,
+        typer.Option(
+            help="Of --worker: torchrun starts it once per rank; none starts it once and it starts its ranks."
+        ),
+    ] = Starter.torchrun,
+    isolation: Annotated[
+        Isolation,
+        typer.Option(
+            help="pool keeps ranks from trial to trial as long as all goes well; trial starts new ones for each. "
+            "A worker of your own always gets new ones."
+        ),
+    ] = Isolation.pool,
+    refuse_by_estimate: Annotated[
+        bool | None,
+        typer.Option(
+            "--refuse-by-estimate/--no-refuse-by-estimate",
+            help="Refuse plans that can't fit in memory by the estimate, even were it too high by its proven error. "
+            "Default: yes, but not with --worker: other software may need less.",
+            show_default=False,
+        ),
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(help="Software that predictions are for: worker, worker-cuda, megatron, zero-bubble."),
+    ] = None,
+    assume: Annotated[
+        str,
+        typer.Option(metavar="NAME=VALUE;...", help="Assumptions of predictions to change; see docs/cost-model.md."),
+    ] = "",
+    calibrated_by: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Figures of the device for predictions: a file of `autotune calibrate`, or a study's folder, to whose "
+            "finished trials its efficiency is fitted.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print every legal plan and what the rules refuse; run nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure the plans of a space and find the fastest that fits.
+
+    Every plan is run by torch on all its devices, or predicted (--fidelity). Results go to RESULTS_DIR/NAME:
+    trials.csv, trials.parquet, best.json, study.db, space.yaml and logs/.
+    """
+    from autotune.space.space import load_space
+
+    loaded = load_space(space)
+    from autotune.profiling.command import parse_worker, worker_of
+    from autotune.search.worker_plans import for_worker
+
+    given = None if worker is None else parse_worker(worker, launcher.value)
+    if dry_run:
+        _print_dry_run(for_worker(loaded, given or worker_of(loaded.worker)), as_json)
+        return
+    from autotune.search.options import SearchOptions
+
+    options = SearchOptions(
+        folder=results_dir / (name or loaded.name),
+        fidelity=fidelity.value,
+        trials=trials,
+        timeout_s=timeout,
+        trial_timeout_s=trial_timeout,
+        hang_timeout_s=hang_timeout,
+        sampler=sampler.value,
+        seed=seed,
+        storage=storage,
+        resume=resume,
+        fresh=fresh,
+        worker=given,
+        isolation=isolation.value,
+        assumptions=_assumptions(loaded, stack, assume),
+        figures=None if calibrated_by is None else _figures(loaded, calibrated_by),
+        refuse_by_estimate=refuse_by_estimate,
+    )
+    _run_search(loaded, options, as_json)
+
+
+def _assumptions(space: Space, stack: str | None, changes: str) -> Assumptions | None:
+    """What predictions take for granted; None for this package's worker as it is."""
+    from autotune.cost.assumptions import stack as named_stack
+    from autotune.cost.assumptions import worker_assumptions
+    from autotune.cost.published import with_settings
+
+    if stack is None and not changes:
+        return None
+    assumptions = worker_assumptions(space.cluster.device) if stack is None else named_stack(stack)
+    return with_settings(assumptions, changes)
+
+
+def _figures(space: Space, source: Path) -> Machine:
+    """The device's figures from a cluster file, or fitted to the trials of a study."""
+    from autotune.cost.devices import machine
+    from autotune.profiling.calibrate import read_machine
+    from autotune.profiling.refit import refit, timed_plans
+    from autotune.results.table import read_csv
+    from autotune.space.space import load_space
+
+    if not source.is_dir():
+        return read_machine(source)
+    ran = load_space(source / "space.yaml")
+    trials = timed_plans(read_csv(source / "trials.csv"))
+    if not trials:
+        raise UserError(f"--calibrated-by {source}: no plan of it ran within its limits")
+    if ran.cluster.device != space.cluster.device:
+        raise UserError(f"--calibrated-by {source}: it ran on {ran.cluster.device}, not on {space.cluster.device}")
+    fitted = refit(trials, ran.model, ran.cluster, ran.training, machine(ran.cluster.device))
+    typer.echo(fitted.sentence(), err=True)
+    return fitted.machine
+
+
+def _print_dry_run(space: Space, as_json: bool) -> None:
+    from autotune.space.describe import describe_space, description_lines
+
+    if as_json:
+        print_json(describe_space(space))
+    else:
+        typer.echo("\n".join(description_lines(space)))
+
+
+def _run_search(space: Space, options: SearchOptions, as_json: bool) -> None:
+    from autotune.report.progress import make_progress
+    from autotune.report.tables import make_console
+    from autotune.search.interrupt import catch_interrupts
+    from autotune.search.search import search as run_search
+
+    # With --json standard output holds the JSON and nothing else.
+    console = make_console(stderr=as_json)
+    with catch_interrupts() as interrupt, make_progress(console) as progress:
+        for note in space.notes:
+            progress.note(note)
+        result = run_search(space, options, progress, interrupt)
+    if as_json:
+        print_json(_search_json(options.folder, result))
+    else:
+        _print_search(options.folder, result)
+    if interrupt:
+        raise typer.Exit(interrupt.exit_code)
+    if result.best is None:
+        typer.echo(f"error: {_why_nothing(result)}", err=True)
+        raise typer.Exit(NOTHING_FEASIBLE)
+
+
+def _print_search(folder: Path, result: SearchResult) -> None:
+    from autotune.report.tables import summary_line
+    from autotune.results.compare import compare
+
+    typer.echo(f"{_ending(result)}; {summary_line(result.rows)}")
+    typer.echo(f"table: {folder / 'trials.csv'}")
+    if (best := result.best) is not None:
+        typer.echo(_best_line(best))
+        typer.echo(compare(result.rows).sentences()[0])
+    if result.refit is not None:
+        typer.echo(f"predictions: {result.refit.sentence()}; --calibrated-by {folder} uses it")
+
+
+def _ending(result: SearchResult) -> str:
+    """Why the search ended, and what that leaves."""
+    done = {"run": "measured", "profile": "profiled", "predict": "predicted"}[result.fidelity]
+    refused = result.refused_by_estimate
+    also = f" or refused by the estimate of its memory ({refused})" if refused else ""
+    left = result.legal - result.evaluated - refused
+    tried = "run" if result.fidelity == "run" else done
+    return {
+        "complete": f"every legal plan was {done}{also}",
+        "trials": f"the budget of trials is spent, {left} legal plans were not {tried}",
+        "timeout": f"the time is spent, {left} legal plans were not {tried}",
+        "interrupted": f"interrupted, {left} legal plans were not {tried}; --resume goes on",
+    }[result.ended]
+
+
+def _best_line(best: Row) -> str:
+    from autotune.report.numbers import bytes_text, count_text
+
+    if best.state == "predicted":
+        return (
+            f"best predicted: {best.describe()}: {count_text(best.predicted_tokens_per_s)} tokens/s, "
+            f"peak memory {bytes_text(best.predicted_peak_memory_bytes)}"
+        )
+    return (
+        f"best: {best.describe()}: {count_text(best.tokens_per_s)} tokens/s, "
+        f"peak memory {bytes_text(best.peak_memory_bytes)}"
+    )
+
+
+def _search_json(folder: Path, result: SearchResult) -> dict[str, Any]:
+    from collections import Counter
+
+    from autotune.results.compare import compare
+
+    return {
+        "folder": str(folder),
+        "fidelity": result.fidelity,
+        "ended": result.ended,
+        "legal_plans": result.legal,
+        "refused_by_estimate": result.refused_by_estimate,
+        "states": dict(Counter(row.state for row in result.rows)),
+        "best": result.best.to_dict() if result.best else None,
+        "comparison": compare(result.rows).to_dict(),
+        "refit": _refit_json(result),
+        "rows": [row.to_dict() for row in result.rows],
+    }
+
+
+def _refit_json(result: SearchResult) -> dict[str, Any] | None:
+    """How predictions of the step time err over the finished trials, before and after fitting the device to them."""
+    from statistics import fmean
+
+    if (found := result.refit) is None:
+        return None
+
+    def mean(errors: tuple[float, ...] | None) -> float | None:
+        return None if errors is None else fmean(map(abs, errors))
+
+    return {
+        "numbers": {name: getattr(found.machine, name) for name in found.numbers},
+        "trials": len(found.before),
+        "mean_error_before": mean(found.before),
+        "mean_error_after": mean(found.after),
+        "mean_error_left_out": mean(found.left_out),
+    }
+
+
+def _why_nothing(result: SearchResult) -> str:
+    """Why no plan is feasible: the closest one over its memory, and the first line of each kind of failure."""
+    tried = [row for row in result.rows if row.trial is not None]
+    estimates = [row for row in result.rows if row.trial is None and row.state == "refused" and row.fidelity]
+    if not tried and not estimates:
+        return "no plan was evaluated"
+    text = f"none of {len(tried)} plans ran within its limits" if tried else "no plan was tried"
+    over = [row for row in tried if row.state == "oom" and row.peak_memory_bytes is not None]
+    if over:
+        closest = min(over, key=lambda row: row.peak_memory_bytes or 0)
+        text += f"; closest is {closest.describe()}: {closest.reason}"
+    first: dict[str, Row] = {}
+    for row in tried:
+        first.setdefault(row.state, row)
+    for state, row in first.items():
+        count = sum(other.state == state for other in tried)
+        text += f"\n  {count} {state}, such as trial {row.trial}: {row.reason.splitlines()[0] if row.reason else ''}"
+    if estimates:
+        least = min(estimates, key=lambda row: row.predicted_peak_memory_bytes or 0)
+        text += (
+            f"\n  {len(estimates)} refused by the estimate of their memory (--no-refuse-by-estimate tries them); the "
+            f"least is of {least.describe()}: {least.reason}"
+        )
+    return text

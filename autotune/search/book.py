@@ -1,0 +1,112 @@
+"""The table of a study as it grows: a row for every point of the space, written to its folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from autotune.results.columns import Row
+from autotune.results.compare import compare
+from autotune.results.measurement import Fidelity
+from autotune.results.rows import row_without_trial, tokens_per_step
+from autotune.results.verdict import fastest, fidelity_of, judge
+from autotune.search.folder import StudyFolder
+from autotune.search.forecast import Forecast
+from autotune.space.plan import Plan
+from autotune.space.space import Space
+
+__all__ = ["Book"]
+
+# The table is rewritten after every trial unless that would take more than a twentieth of the time.
+_WRITE_SHARE = 20
+
+
+@dataclass
+class Book:
+    """Rows of a study.
+
+    Attributes:
+        plans: the legal plans by fingerprint.
+        forecasts: what the cost model says of them.
+        troubles: why a plan has no forecast.
+        unpredicted: why others have none; empty: they wait for a trial as those with one do.
+        rows: of the plans that had a trial, by fingerprint.
+    """
+
+    space: Space
+    fidelity: Fidelity
+    folder: StudyFolder
+    plans: Mapping[str, Plan]
+    forecasts: Mapping[Plan, Forecast]
+    troubles: Mapping[Plan, str] = field(default_factory=dict)
+    unpredicted: str = ""
+    rows: dict[str, Row] = field(default_factory=dict)
+    next_write: float = 0.0
+
+    def __post_init__(self) -> None:
+        tokens = tokens_per_step(self.space.model, self.space.training)
+        self.refused = tuple(
+            Row(state="refused", reason=candidate.reason, **candidate.point._asdict())
+            for candidate in self.space.candidates()
+            if candidate.plan is None
+        )
+        self.estimates = {
+            fingerprint: row_without_trial(plan, fingerprint, "refused", told.refusal, told.predicted, tokens)
+            for fingerprint, plan in self.plans.items()
+            if (told := self.forecasts.get(plan)) is not None and told.refusal is not None
+        }
+
+    def left(self) -> list[Plan]:
+        """Legal plans that were neither evaluated nor refused by their estimate."""
+        return [plan for f, plan in self.plans.items() if f not in self.rows and f not in self.estimates]
+
+    def table(self, waiting: str) -> tuple[Row, ...]:
+        """Every row, judged: trials in order, predictions from the fastest down, refusals.
+
+        Args:
+            waiting: the reason in the rows of plans that had no trial.
+        """
+        tried = sorted(self.rows.values(), key=lambda row: row.trial or 0)
+        estimates = [row for fingerprint, row in self.estimates.items() if fingerprint not in self.rows]
+        return tuple(judge([*tried, *self._waiting_rows(waiting), *estimates, *self.refused]))
+
+    def write(self, waiting: str, throttled: bool = False) -> None:
+        """Replace the files of the table; `throttled`: only if that takes little of the time."""
+        began = time.monotonic()
+        if throttled and began < self.next_write:
+            return
+        rows = self.table(waiting)
+        self.folder.write_tables(rows)
+        self.folder.write_text(self.folder.best, json.dumps(self._best(rows), indent=1) + "\n")
+        now = time.monotonic()
+        self.next_write = now + _WRITE_SHARE * (now - began)
+
+    def _waiting_rows(self, reason: str) -> list[Row]:
+        tokens = tokens_per_step(self.space.model, self.space.training)
+        rows = []
+        for fingerprint, plan in self.plans.items():
+            if fingerprint in self.rows or fingerprint in self.estimates:
+                continue
+            told = self.forecasts.get(plan)
+            why, predicted = reason, None if told is None else told.predicted
+            if predicted is None:
+                why = self.troubles.get(plan, self.unpredicted or reason)
+            rows.append(row_without_trial(plan, fingerprint, "predicted", why, predicted, tokens))
+        return sorted(rows, key=lambda row: row.predicted_step_time_s or float("inf"))
+
+    def _best(self, rows: tuple[Row, ...]) -> dict[str, object]:
+        """What best.json holds: the best plan with everything an exporter needs, and how it compares."""
+        best = fastest(rows)
+        plan = None if best is None else self.plans[best.fingerprint]
+        return {
+            "study": self.space.name,
+            "fidelity": fidelity_of(rows),
+            "plan": None if plan is None else plan.to_dict(),
+            "row": None if best is None else best.to_dict(),
+            "comparison": compare(rows).to_dict(),
+            "model": asdict(self.space.model),
+            "cluster": asdict(self.space.cluster),
+            "training": asdict(self.space.training),
+        }

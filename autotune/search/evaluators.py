@@ -1,0 +1,158 @@
+"""How one plan of a study is evaluated: run on all its devices, or profiled stage by stage on one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from autotune.errors import UserError
+from autotune.profiling.attempts import run_trial
+from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand, hang_timeout
+from autotune.profiling.launcher import launch, trial_folder
+from autotune.profiling.pool import RankPool
+from autotune.profiling.profile_plan import PlanProfiler, profile_outcome
+from autotune.profiling.protocol import TrialRequest
+from autotune.profiling.supervised import owner_mark
+from autotune.profiling.supervisor import Ending
+from autotune.results.measurement import TrialOutcome
+from autotune.results.predicted import Predicted
+from autotune.schedules import registry
+from autotune.schedules.checks import check
+from autotune.schedules.schedule import Schedule
+from autotune.search.options import SearchOptions
+from autotune.search.worker_plans import for_plan
+from autotune.space.plan import Plan
+from autotune.space.space import Space
+
+__all__ = ["Evaluator", "PlanRunner", "StageMeasurer", "make_evaluator"]
+
+Stop = Callable[[], bool]
+
+
+class Evaluator(Protocol):
+    """Evaluates plans one after the other."""
+
+    def evaluate(self, number: int, plan: Plan, stop: Stop) -> TrialOutcome | None:
+        """The outcome of trial `number`; None if `stop` asked to end before there was one."""
+
+    def close(self) -> None:
+        """End every process that was kept."""
+
+
+def make_evaluator(space: Space, options: SearchOptions, logs: Path, study_id: str) -> Evaluator:
+    """The evaluator of the fidelity `profile` or `run`."""
+    if options.fidelity == "profile":
+        return StageMeasurer(space, options.refuses)
+    return PlanRunner(space, options, logs, owner_mark(study_id))
+
+
+@dataclass
+class PlanRunner:
+    """Runs plans by the worker, on ranks that are kept where the worker can serve."""
+
+    space: Space
+    options: SearchOptions
+    logs: Path
+    owner: str
+    pool: RankPool | None = None
+
+    def evaluate(self, number: int, plan: Plan, stop: Stop) -> TrialOutcome | None:
+        """Launch `plan`; nothing is started for a schedule that can't be run."""
+        began = time.time()
+        where = trial_folder(self.logs, number)
+        try:
+            request = _request(self.space, number, plan)
+            command = for_plan(self.worker, self.space, request, where)
+        except UserError as error:
+            return _broken(error, began)
+        outcome = run_trial(lambda: self._launch(command(), request, where, stop), request, where, self.worker)
+        return None if outcome is None else _finite(outcome)
+
+    def close(self) -> None:
+        """End the ranks that were kept."""
+        if self.pool is not None:
+            self.pool.close()
+
+    @property
+    def worker(self) -> WorkerCommand:
+        """What runs the plans."""
+        return self.options.worker or DEFAULT_WORKER
+
+    def _launch(self, worker: WorkerCommand, request: TrialRequest, folder: Path, stop: Stop) -> Ending:
+        limit_s = self.options.trial_timeout_s or self.space.trial.timeout_s
+        hang_s = hang_timeout(worker, self.options.hang_timeout_s or self.space.trial.hang_timeout_s)
+        if self.options.isolation == "trial" or worker.serve_argv is None:
+            return launch(request, worker, folder, limit_s, self.owner, stop, hang_s)
+        if self.pool is None:
+            self.pool = RankPool(worker, self.logs, self.owner)
+        return self.pool.run(request, folder, limit_s, stop, hang_s)
+
+
+@dataclass
+class StageMeasurer:
+    """Profiles plans: each distinct stage is measured once on the local device, the schedule is simulated."""
+
+    space: Space
+    refuses: bool
+    profiler: PlanProfiler = field(init=False)
+
+    def __post_init__(self) -> None:
+        space = self.space
+        self.profiler = PlanProfiler(space.model, space.training.dtype, space.cluster.device)
+
+    def evaluate(self, number: int, plan: Plan, stop: Stop) -> TrialOutcome | None:
+        """Profile `plan`."""
+        began = time.time()
+        try:
+            request = _request(self.space, number, plan)
+        except UserError as error:
+            return _broken(error, began)
+        outcome, profile = profile_outcome(self.profiler, request)
+        if profile is None:
+            # Ctrl-C goes to the measuring process, too: then its end says nothing about the plan.
+            return None if stop() else outcome
+        if outcome.state == "refused" and not self.refuses:
+            outcome = replace(outcome, state="predicted", reason=f"it runs out of its memory limit: {outcome.reason}")
+        measurement = profile.measurement if outcome.state == "predicted" else None
+        return replace(outcome, measurement=measurement, predicted=Predicted.of(profile))
+
+    def close(self) -> None:
+        """End the measuring process."""
+        self.profiler.close()
+
+
+def _request(space: Space, number: int, plan: Plan) -> TrialRequest:
+    """What the ranks of `plan` are told. Raises UserError if its schedule can't be run."""
+    return TrialRequest(
+        trial=number,
+        plan=plan,
+        schedule=_schedule_of(plan),
+        model=space.model,
+        cluster=space.cluster,
+        training=space.training,
+        warmup_steps=space.trial.warmup_steps,
+        measured_steps=space.trial.measured_steps,
+    )
+
+
+def _schedule_of(plan: Plan) -> Schedule:
+    schedule = registry.build(plan.schedule, plan.pp, plan.microbatches, plan.stages_per_device)
+    check(schedule)
+    return schedule
+
+
+def _broken(error: UserError, began: float) -> TrialOutcome:
+    started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(began))
+    return TrialOutcome("invalid", str(error), None, started, time.time() - began)
+
+
+def _finite(outcome: TrialOutcome) -> TrialOutcome:
+    """A run whose loss is no number trained nothing, whoever reported it."""
+    loss = outcome.measurement.loss if outcome.measurement else None
+    if loss is None or math.isfinite(loss):
+        return outcome
+    return replace(outcome, state="non-finite", reason=f"the loss is {loss}", measurement=None)

@@ -1,0 +1,127 @@
+"""How a space is searched, and how a search ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from autotune.cost.assumptions import Assumptions
+from autotune.cost.devices import Machine
+from autotune.errors import UserError
+from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand
+from autotune.results.columns import Row
+from autotune.results.measurement import Fidelity
+from autotune.results.verdict import fastest
+from autotune.search.samplers import SamplerName
+
+if TYPE_CHECKING:
+    from autotune.profiling.refit import Refit
+
+__all__ = ["Ended", "Isolation", "SearchOptions", "SearchResult"]
+
+Ended = Literal["complete", "trials", "timeout", "interrupted"]
+Isolation = Literal["pool", "trial"]
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How to search a space.
+
+    Attributes:
+        fidelity: `run` runs every plan on all its devices, `profile` measures its stages on one, `predict` nothing.
+        trials: most trials of the study, earlier runs included; None for every legal plan.
+        timeout_s: after this much time spent in trials, earlier runs included, none is begun; None for no limit.
+        trial_timeout_s: wall-clock limit of one trial; None takes the space's.
+        hang_timeout_s: time without progress of any rank after which a trial is ended; None takes the space's.
+        storage: database URL; None for study.db in the study's folder.
+        worker: runs the plans; None takes the space's, or else the built-in one.
+        isolation: `pool` keeps ranks from trial to trial if the worker can serve, `trial` starts new ones each time.
+        resume: go on with the study in `folder`; fresh: delete it first. Neither: it must not exist.
+        assumptions: of predictions about the software that runs the plans; None: this package's worker.
+        figures: of one device, for predictions; None: the catalogue's.
+        refuse_by_estimate: refuse plans whose predicted memory can't fit; None: where this package's worker runs them,
+            for which the estimate is proven.
+    """
+
+    folder: Path
+    fidelity: Fidelity = "run"
+    trials: int | None = None
+    timeout_s: float | None = None
+    trial_timeout_s: float | None = None
+    hang_timeout_s: float | None = None
+    sampler: SamplerName = "grid"
+    seed: int = 0
+    storage: str | None = None
+    resume: bool = False
+    fresh: bool = False
+    worker: WorkerCommand | None = None
+    isolation: Isolation = "pool"
+    assumptions: Assumptions | None = None
+    figures: Machine | None = None
+    refuse_by_estimate: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.resume and self.fresh:
+            raise UserError("--resume and --fresh exclude each other: one goes on with a study, the other deletes it")
+        if self.trials is not None and self.trials < 1:
+            raise UserError(f"--trials must be at least 1, not {self.trials}")
+        for name in ("timeout_s", "trial_timeout_s", "hang_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"--{name.removesuffix('_s').replace('_', '-')} must be above 0 seconds, not {value}")
+        self._refuse_what_the_fidelity_ignores()
+
+    @property
+    def refuses(self) -> bool:
+        """Whether plans are refused by the estimate of their memory."""
+        return self.worker in (None, DEFAULT_WORKER) if self.refuse_by_estimate is None else self.refuse_by_estimate
+
+    def _refuse_what_the_fidelity_ignores(self) -> None:
+        given = {
+            "--worker": self.worker not in (None, DEFAULT_WORKER),
+            "--trial-timeout": self.trial_timeout_s is not None,
+            "--hang-timeout": self.hang_timeout_s is not None,
+        }
+        if self.fidelity == "predict":
+            given |= {"--trials": self.trials is not None, "--timeout": self.timeout_s is not None}
+        if self.fidelity != "run" and any(given.values()):
+            names = " and ".join(name for name, is_given in given.items() if is_given)
+            what = "runs nothing" if self.fidelity == "predict" else "measures stages in a process of its own"
+            raise UserError(f"{names} means nothing with --fidelity {self.fidelity}, which {what}")
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """How a search ended.
+
+    Attributes:
+        rows: the whole table, judged: a row for every point of the space.
+        legal: legal plans of the space.
+        refit: the device's figures fitted to the trials of a run; None where that can't be done.
+    """
+
+    ended: Ended
+    rows: tuple[Row, ...]
+    legal: int
+    fidelity: Fidelity = "run"
+    refit: Refit | None = None
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest plan within its limits, of those evaluated at the search's own fidelity."""
+        return fastest(self.rows, fidelity=self.fidelity)
+
+    @property
+    def evaluated(self) -> int:
+        """Legal plans that were evaluated at the search's fidelity."""
+        return sum(row.fidelity == self.fidelity and row.state != "refused" for row in self.rows)
+
+    @property
+    def refused_by_estimate(self) -> int:
+        """Legal plans that were refused by the estimate of their memory."""
+        return sum(row.state == "refused" and row.fidelity != "" for row in self.rows)
+
+    def count(self, state: str) -> int:
+        """Rows in `state`."""
+        return sum(row.state == state for row in self.rows)
