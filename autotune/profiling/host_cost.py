@@ -84,7 +84,7 @@ def _pass_samples(
 ) -> list[Sample]:
     samples = []
     for size in MICRO_BATCH_SIZES:
-        shape = PassesKey(key.ranks, size, "none", False)
+        shape = PassesKey(key.ranks, size, "none", False, key.world)
         dp = key.world // key.ranks
         real, solo = (measure_passes(shape, model, dtype, device, world, (1,), dp, STEPS)[1] for world in worlds)
         for kind, stage in real.items():
@@ -98,7 +98,7 @@ def _device_samples(
     key: HostKey, model: ModelSpec, dtype: DType, device: CpuDevice, worlds: tuple[MeshCache, MeshCache]
 ) -> list[Sample]:
     """The other ranks of the world form more groups of the same kind, by sharding the model over tp."""
-    shape = DeviceKey(key.world // key.ranks, key.ranks, "both")
+    shape = DeviceKey(key.world // key.ranks, key.ranks, "both", key.world)
     real, solo = (measure_device(shape, model, dtype, device, world) for world in worlds)
     return [
         (real[depth].dp_calls, real[depth].dp_bytes, real[depth].outside_s - solo[depth].outside_s) for depth in real

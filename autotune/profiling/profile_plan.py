@@ -44,7 +44,7 @@ from autotune.space.training import DType
 __all__ = ["MEMORY_ERROR", "PlanProfiler", "Profile", "profile_outcome", "wanted_keys"]
 
 MOST_RANKS = 16
-"""CPU ranks that are started at most to measure what collectives cost their callers."""
+"""CPU processes that are started at most to measure as crowded as a run is."""
 
 MEMORY_ERROR = 0.05
 """Largest relative error of the peak memory against runs (`benchmarks/prediction_accuracy.py` prints it)."""
@@ -143,7 +143,7 @@ class PlanProfiler:
 
     def _stage_figures(self, request: TrialRequest) -> dict[int, StageFigures]:
         plan = request.plan
-        depths = self.stages.passes(_passes_key(plan))
+        depths = self.stages.passes(_passes_key(plan, request.cluster.device))
         found = {}
         for stage, layers in enumerate(plan.layer_split):
             kind = _stage_kind(stage, plan.stages)
@@ -169,7 +169,7 @@ def wanted_keys(requests: Iterable[TrialRequest]) -> list[PassesKey | DeviceKey]
     """Every shape that profiling these plans measures, each once."""
     found: dict[PassesKey | DeviceKey, None] = {}
     for request in requests:
-        found[_passes_key(request.plan)] = None
+        found[_passes_key(request.plan, request.cluster.device)] = None
         found |= {_device_key(request, device)[1]: None for device in range(request.plan.pp)}
     return list(found)
 
@@ -211,8 +211,13 @@ def _with_hand_over(stage: StageFigures) -> StageFigures:
     return replace(stage, passes=passes)
 
 
-def _passes_key(plan: Plan) -> PassesKey:
-    return PassesKey(plan.tp, plan.micro_batch_size, plan.recompute, plan.stages == 1)
+def _passes_key(plan: Plan, device: str) -> PassesKey:
+    return PassesKey(plan.tp, plan.micro_batch_size, plan.recompute, plan.stages == 1, _crowd(plan, device))
+
+
+def _crowd(plan: Plan, device: str) -> int:
+    """Processes that share this machine's cores in a run."""
+    return min(plan.devices, MOST_RANKS) if device == "cpu" else 1
 
 
 def _device_key(request: TrialRequest, device: int) -> tuple[int, DeviceKey]:
@@ -221,7 +226,7 @@ def _device_key(request: TrialRequest, device: int) -> tuple[int, DeviceKey]:
     layers = sum(plan.layer_split[stage] for stage in stages)
     first, last = 0 in stages, plan.stages - 1 in stages
     ends: Ends = "both" if first and last else "first" if first else "last" if last else "middle"
-    return layers, DeviceKey(plan.tp, plan.dp, ends)
+    return layers, DeviceKey(plan.tp, plan.dp, ends, _crowd(plan, request.cluster.device))
 
 
 def _boundary_bytes(request: TrialRequest) -> float:

@@ -43,12 +43,15 @@ class PassesKey:
         tp: tensor-parallel degree; the rank's shards are measured. (Data parallelism doesn't change passes: parameters
             are gathered before them and gradients reduced after.)
         whole: one stage that is the whole model; else a first, a middle and a last one.
+        crowd: CPU processes that run meanwhile on the cores of this machine, this one included, as many as a run has
+            ranks; 1 on GPUs.
     """
 
     tp: int
     micro_batch_size: int
     recompute: Recompute
     whole: bool
+    crowd: int = 1
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,13 @@ class DeviceKey:
 
     Attributes:
         ends: whether the rank's stages hold the embedding (first), the head (last), both or neither (middle).
+        crowd: as of `PassesKey`.
     """
 
     tp: int
     dp: int
     ends: Ends
+    crowd: int = 1
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ A first, a middle and a last stage lie on one device, so the executor hands tens
 microbatch goes forward through all three; the backward of the one before and the weight gradients of the one before
 that follow, so passes meet the allocator as they do in a pipeline.
 
-A pass that reads a message may have waited for it, and another rank had the core and its caches meanwhile: on CPUs the
-caches are swept before such passes. (Warm, a stage of one layer is up to a tenth too fast, a deep one isn't.)
+Where CPU ranks outnumber the cores, a pass that reads a message may have waited for it while another rank had the core:
+the caches are swept before such passes. (Warm, a stage of one layer is up to a tenth too fast, a deep one isn't.)
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from autotune.profiling.cores import usable_cores
 from autotune.profiling.device import Device, Seconds
 from autotune.profiling.executor import Executor
 from autotune.profiling.mesh import MeshCache
@@ -93,7 +94,9 @@ def measure_passes(
         trainings[depth] = Training(_request(plan, schedules[True], model, dtype), device, world, _fill)
         for way, schedule in schedules.items():
             executors[depth, way] = trainings[depth].executor.with_schedule(schedule)
-    timed = _timed(trainings, executors, rounds)
+    # A stage that is the whole model reads no message.
+    sweep = _sweeper(device) if len(kinds) > 1 and key.crowd > usable_cores() else None
+    timed = _timed(trainings, executors, rounds, sweep)
     return {
         depth: _stage_figures(training, {way: executors[depth, way] for way in schedules}, kinds, timed)
         for depth, training in trainings.items()
@@ -253,32 +256,37 @@ class _Times:
         return max(0.0, statistics.median(self.between[depth]))
 
 
-def _timed(trainings: dict[int, Training], executors: dict[tuple[int, bool], Executor], rounds: int | None) -> _Times:
+def _timed(
+    trainings: dict[int, Training],
+    executors: dict[tuple[int, bool], Executor],
+    rounds: int | None,
+    sweep: Callable[[], None] | None,
+) -> _Times:
     """Every executor takes its turn, round after round; the first isn't counted."""
     times = _Times(defaultdict(list), defaultdict(list))
     spent_s = 0.0
     for index in range(1 + MOST_ROUNDS):
         for (depth, _), executor in executors.items():
-            seconds = _one_step(trainings[depth], executor, depth, times if index else None)
+            seconds = _one_step(trainings[depth], executor, depth, times if index else None, sweep)
             spent_s += seconds if index else 0.0
         if index == rounds or (rounds is None and index >= LEAST_ROUNDS and spent_s > ENOUGH_S):
             break
     return times
 
 
-def _one_step(training: Training, executor: Executor, depth: int, times: _Times | None) -> float:
+def _one_step(
+    training: Training, executor: Executor, depth: int, times: _Times | None, sweep: Callable[[], None] | None
+) -> float:
     """Run the passes once and note their times; the wall time."""
-    sweep = _sweeper(training.device)
     swept: list[float] = []
 
     def around(item: Pass | None) -> None:
-        if item is not None and item.kind != "W":
+        if sweep is not None and item is not None and item.kind != "W":
             cpu = time.thread_time()
             sweep()
             swept.append(time.thread_time() - cpu)
 
-    # A stage that is the whole model reads no message.
-    executor.around_pass = around if executor.last_stage > 0 else None
+    executor.around_pass = around
     training.model.prepare_step()
     _collect()
     gc.disable()

@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import selectors
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from autotune.profiling.profile_records import DeviceFigures, DeviceKey, HostFig
 from autotune.space.model import ModelSpec
 from autotune.space.training import DType
 
-__all__ = ["Key", "StageProfiler"]
+__all__ = ["Key", "StageProfiler", "median_record"]
 
 MEASURE_TIMEOUT_S = 600.0
 
@@ -34,7 +35,7 @@ Key = PassesKey | DeviceKey | HostKey
 class StageProfiler:
     """Measures the stages of one model on the local device, each shape once.
 
-    The measuring process is started when the cache lacks something and kept until `close`.
+    Measuring processes are started when the cache lacks something and kept until `close`.
 
     Args:
         device: the cluster's device name; `cpu`, or a GPU of this machine.
@@ -53,7 +54,7 @@ class StageProfiler:
         self.cache = ProfileCache() if cache is None else cache
         self.measured = 0
         self._known: dict[Key, dict[str, Any]] = {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> StageProfiler:
         return self
@@ -64,20 +65,15 @@ class StageProfiler:
         self.close()
 
     def close(self) -> None:
-        """End the measuring process, if there is one."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
+        """End the measuring processes, if there are any."""
+        processes, self._processes = self._processes, []
+        for process in processes:
             process.kill()
             process.wait()
-        process.stdout.close()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
     def passes(self, key: PassesKey) -> dict[int, dict[str, StageFigures]]:
         """Figures by depth and stage kind: `first`, `middle` and `last`, or `whole`. Raises ProfileError."""
@@ -113,58 +109,77 @@ class StageProfiler:
             if isinstance(key, HostKey):
                 found = measure_host(key, self.model, self.dtype, self.timeout_s)
             else:
-                found = self._ask({"kind": kind, "key": asdict(key)})
+                found = self._ask({"kind": kind, "key": asdict(key)}, key.crowd)
             self.cache.store(self._name(key), found)
             self.measured += 1
         self._known[key] = found
         return found
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, question: dict[str, Any], crowd: int) -> dict[str, Any]:
+        """What `crowd` processes that measure the same at the same time find: of every figure the median."""
         question |= {"model": asdict(self.model), "dtype": self.dtype, "device": self.device}
-        process = self._started()
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps(question).encode() + b"\n")
-            process.stdin.flush()
-            line = self._answer(process)
-        except BrokenPipeError:
-            line = b""
-        if not line:
-            self.close()
-            raise ProfileError("failed", f"the profiling process ended with exit code {process.returncode}")
-        answer = json.loads(line)
-        if "record" not in answer:
-            raise ProfileError(answer["state"], answer["error"])
-        return answer["record"]
-
-    def _answer(self, process: subprocess.Popen[bytes]) -> bytes:
-        """The next line of the process; empty when it ended. Raises ProfileError when it takes too long."""
-        assert process.stdout is not None
+        while len(self._processes) < crowd:
+            self._processes.append(_start())
+        asked = self._processes[:crowd]
         deadline = time.monotonic() + self.timeout_s
-        line = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                if not selector.select(deadline - time.monotonic()):
-                    self.close()
-                    raise ProfileError("timeout", f"profiling a stage took more than {self.timeout_s:g} s")
-                part = os.read(process.stdout.fileno(), 2**16)
-                if not part:
-                    return b""
-                line += part
-        return line
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
+        try:
+            for process in asked:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps(question).encode() + b"\n")
+                process.stdin.flush()
+            answers = [json.loads(_answer(process, deadline)) for process in asked]
+        except BrokenPipeError:
             self.close()
-            root = str(Path(__file__).resolve().parents[2])
-            paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "autotune.profiling.profile_server"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                preexec_fn=partial(die_with_parent, os.getpid()),
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
-            )
-        return self._process
+            raise ProfileError("failed", "a profiling process ended unasked") from None
+        except TimeoutError:
+            self.close()
+            raise ProfileError("timeout", f"profiling a stage took more than {self.timeout_s:g} s") from None
+        except EOFError:
+            codes = [process.poll() for process in asked]
+            self.close()
+            raise ProfileError("failed", f"a profiling process ended; exit codes {codes}") from None
+        for answer in answers:
+            if "record" not in answer:
+                raise ProfileError(answer["state"], answer["error"])
+        return median_record([answer["record"] for answer in answers])
+
+
+def median_record(records: Sequence[Any]) -> Any:
+    """Equal trees of numbers as one, with the median of every number.
+
+    >>> median_record([{"a": 1.0}, {"a": 5.0}, {"a": 2.0}])
+    {'a': 2.0}
+    """
+    first = records[0]
+    if isinstance(first, dict):
+        return {key: median_record([record[key] for record in records]) for key in first}
+    return statistics.median(records)
+
+
+def _start() -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-m", "autotune.profiling.profile_server"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=partial(die_with_parent, os.getpid()),
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
+    )
+
+
+def _answer(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """The next line of a process. Raises TimeoutError, or EOFError when it ended."""
+    assert process.stdout is not None
+    line = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not line.endswith(b"\n"):
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            part = os.read(process.stdout.fileno(), 2**16)
+            if not part:
+                raise EOFError
+            line += part
+    return line

@@ -166,9 +166,12 @@ def test_shapes_grow_with_the_kinds_of_stages_not_with_the_plans() -> None:
     ]
     keys = wanted_keys(requests)
     assert len(requests) > 20
-    assert [key for key in keys if isinstance(key, PassesKey)] == [PassesKey(1, 1, "none", False)]
-    # Outside the passes devices differ by their ends: first, middle and last, or both on one.
-    assert len([key for key in keys if isinstance(key, DeviceKey)]) == 4
+    assert [key for key in keys if isinstance(key, PassesKey)] == [
+        PassesKey(1, 1, "none", False, 2),
+        PassesKey(1, 1, "none", False, 4),
+    ]
+    # Outside the passes devices differ by their ends: first, middle and last, or both on one; 2 and 4 ranks crowd the cores differently.
+    assert len([key for key in keys if isinstance(key, DeviceKey)]) == 8
 
 
 def test_plan_beyond_its_memory_is_refused_and_says_what_fills_it(profiles: list[Profile], cache: ProfileCache) -> None:
@@ -209,7 +212,7 @@ def test_measuring_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"more than 0\.01 s") as failure:
         profiler.device_figures(DeviceKey(1, 1, "middle"))
     assert failure.value.state == "timeout"
-    assert profiler._process is None
+    assert profiler._processes == []
 
 
 def test_shape_that_cannot_be_built_fails_alone(cache: ProfileCache, profiles: list[Profile]) -> None:
