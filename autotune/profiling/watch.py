@@ -22,7 +22,7 @@ class ProgressWatch:
     """Tells for how long no rank of the launch in `folder` has made progress.
 
     A rank that touches its `rank-N.beat` tells its progress itself, and then nothing else counts. Of ranks that don't,
-    growing logs are progress.
+    growing logs are progress. Until the first rank has its log the launcher is at work, whose time isn't counted.
     """
 
     def __init__(self, folder: str) -> None:
@@ -41,7 +41,7 @@ class ProgressWatch:
             with contextlib.suppress(OSError):
                 status = path.stat()
                 now[path.name] = (status.st_mtime_ns, status.st_size)
-        if now != self._seen:
+        if not now or now != self._seen:
             self._seen = now
             self._since = time.monotonic()
         return time.monotonic() - self._since
