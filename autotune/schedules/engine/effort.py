@@ -45,9 +45,9 @@ FULL = Effort(
 )
 QUICK = Effort(
     sites=2,
-    climb_passes=150_000,
+    climb_passes=90_000,
     short_anneal=0,
-    long_anneal=400_000,
-    gain_after=(0.08, 0.05, 0.03, 0.02, 0.02),
-    starts=9,
+    long_anneal=700_000,
+    gain_after=(0.1, 0.06, 0.04, 0.03, 0.03),
+    starts=12,
 )
