@@ -13,14 +13,14 @@ from typing import Any
 import optuna
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import UserError
 from autotune.results.measurement import Measurement, TrialOutcome
 from autotune.results.predicted import Predicted
 from autotune.search.identity import differences
 from autotune.search.samplers import FIELDS, Observation, fields_of
+from autotune.search.storage_url import check_url, shown_url, without_secrets
 from autotune.space.plan import Plan
 
 __all__ = ["Finished", "Store", "open_store", "sqlite_url"]
@@ -185,8 +185,9 @@ def open_store(
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    shown = _without_password(url)
-    with _database_errors(shown):
+    check_url(url)
+    shown = shown_url(url)
+    with _database_errors(url):
         storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else None)
         existing = name in optuna.get_all_study_names(storage)
         if existing and fresh:
@@ -226,23 +227,20 @@ def _outcome(trial: FrozenTrial) -> TrialOutcome:
     return TrialOutcome(**{**values, "measurement": measured, "predicted": predicted})
 
 
-def _without_password(url: str) -> str:
-    """A database URL as it may be shown."""
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return "the storage URL"
-
-
 @contextlib.contextmanager
-def _database_errors(shown: str = "the study's database") -> Iterator[None]:
-    """Turn what a database can do to us into a message; a password in the URL is never part of it."""
+def _database_errors(url: str | None = None) -> Iterator[None]:
+    """Turn what a database can do to us into a message; a password in its URL is never part of it."""
+    shown = "the study's database" if url is None else shown_url(url)
     try:
         yield
     except optuna.exceptions.StorageInternalError as error:
-        raise UserError(f"{shown}: {_root(error)}") from error
+        message = f"{shown}: {_root(error)}"
     except (SQLAlchemyError, ImportError) as error:
-        raise UserError(f"cannot use {shown}: {_root(error)}") from error
+        message = f"cannot use {shown}: {_root(error)}"
+    else:
+        return
+    # no cause: what a driver says of the connection may hold the password
+    raise UserError(message if url is None else without_secrets(message, url))
 
 
 def _root(error: BaseException) -> str:

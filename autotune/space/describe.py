@@ -67,9 +67,9 @@ def _refused_by_rule(candidates: list[Candidate]) -> list[dict[str, Any]]:
     for candidate in candidates:
         for rule, message in candidate.broken:
             examples.setdefault(rule, message)
-    return [
-        {"rule": rule.id, "count": counts[rule.id], "example": examples[rule.id]} for rule in RULES if counts[rule.id]
-    ]
+    own = [rule.id for rule in RULES]
+    rules = [*own, *(rule for rule in examples if rule not in own)]  # then those of a worker
+    return [{"rule": rule, "count": counts[rule], "example": examples[rule]} for rule in rules if counts[rule]]
 
 
 def description_lines(space: Space) -> list[str]:
