@@ -15,7 +15,7 @@ from typing import Literal
 
 from autotune.cost.assumptions import element_bytes
 from autotune.cost.memory import DeviceMemory, memory_refusal
-from autotune.cost.predict import Breakdown
+from autotune.cost.prediction import Breakdown
 from autotune.profiling.cores import usable_cores
 from autotune.profiling.profile_cache import ProfileCache, hardware
 from autotune.profiling.profile_errors import ProfileError

@@ -11,7 +11,6 @@ import pytest
 from autotune.profiling.assess import assess
 from autotune.profiling.command import DEFAULT_WORKER
 from autotune.profiling.pool import RankPool
-from autotune.profiling.predicted import PREDICTED_COLUMNS, predicted_columns
 from autotune.profiling.profile_cache import ProfileCache
 from autotune.profiling.profile_errors import ProfileError
 from autotune.profiling.profile_memory import walk
@@ -20,6 +19,7 @@ from autotune.profiling.profile_records import DeviceKey, PassesKey, PassFigures
 from autotune.profiling.protocol import TrialRequest
 from autotune.profiling.stage_profiler import StageProfiler
 from autotune.results.measurement import Measurement
+from autotune.results.predicted import Predicted
 from autotune.schedules.costs import PassCosts
 from autotune.schedules.lowering import lower
 from autotune.schedules.registry import SCHEDULES, build, find
@@ -190,21 +190,13 @@ def test_plan_beyond_its_memory_is_refused_and_says_what_fills_it(profiles: list
     assert "parameters" in outcome.reason
 
 
-def test_predicted_columns_hold_errors_where_measured(profiles: list[Profile]) -> None:
+def test_profile_fills_the_predicted_columns_of_the_table(profiles: list[Profile]) -> None:
     profile = profiles[0]
-    alone = predicted_columns(profile)
-    assert list(alone) == [column.name for column in PREDICTED_COLUMNS]
-    assert alone["step_time_error"] is None
-    half = dataclasses.replace(
-        profile.measurement,
-        step_time_s=profile.step_time_s / 2,
-        peak_memory_bytes_per_rank=(2 * profile.peak_memory_bytes,),
-    )
-    beside = predicted_columns(profile, half)
-    assert beside["step_time_error"] == pytest.approx(1.0)
-    assert beside["peak_memory_error"] == pytest.approx(-0.5)
-    parts = [value for name, value in alone.items() if name.endswith("_s") and name != "predicted_step_time_s"]
-    assert sum(part for part in parts if part is not None) == pytest.approx(profile.step_time_s)
+    columns = Predicted.of(profile).columns(1000, None)
+    assert columns["predicted_step_time_s"] == profile.step_time_s
+    assert columns["predicted_peak_memory_bytes"] == profile.peak_memory_bytes
+    parts = ("compute", "bubble", "tp", "pp", "dp", "optimizer", "overhead")
+    assert sum(columns[f"predicted_{part}_s"] or 0 for part in parts) == pytest.approx(profile.step_time_s)
 
 
 def test_measuring_that_takes_too_long_is_ended(tmp_path: Path) -> None:

@@ -111,9 +111,7 @@ def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytes
     assert default_cache_folder() == tmp_path / "own"
 
 
-@pytest.mark.parametrize(
-    "module", ["autotune.profiling.profile_plan", "autotune.profiling.predicted", "autotune.cli_calibrate"]
-)
+@pytest.mark.parametrize("module", ["autotune.profiling.profile_plan", "autotune.cli_calibrate"])
 def test_tuner_profiles_without_loading_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
