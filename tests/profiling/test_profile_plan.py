@@ -170,7 +170,7 @@ def test_shapes_grow_with_the_kinds_of_stages_not_with_the_plans() -> None:
         PassesKey(1, 1, "none", False, 2),
         PassesKey(1, 1, "none", False, 4),
     ]
-    # Outside the passes devices differ by their ends: first, middle and last, or both on one; 2 and 4 ranks crowd the cores differently.
+    # Outside the passes devices differ by their ends; 2 and 4 ranks crowd the cores differently.
     assert len([key for key in keys if isinstance(key, DeviceKey)]) == 8
 
 
