@@ -65,6 +65,9 @@ def cause(
         return NoMeasurement("launcher", ending.message)
     if ending.signal is not None:
         return NoMeasurement("launcher", f"the launcher was killed by {_signal_name(ending.signal)}")
+    if exits and ending.exit_code != 0 and all(end.signal == signal.SIGTERM for end in exits.values()):
+        text = f"the launch was ended from outside by SIGTERM (exit code {ending.exit_code})"
+        return NoMeasurement("launcher", text)
     if exits or ending.exit_code == 0:
         text = f"the worker ended with exit code {ending.exit_code} but {_missing(trial)}"
         return NoMeasurement("no-result", _with_lines(trial, text))

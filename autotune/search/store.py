@@ -75,14 +75,18 @@ class Store:
         return lost
 
     def finished(self) -> list[Finished]:
-        """Every trial with an outcome, in the order they began."""
+        """Every trial whose outcome says something about its plan, in the order they began.
+
+        A plan whose launches failed is as good as never tried: a search that goes on tries it again.
+        """
         with _database_errors():
             trials = self._study.get_trials(deepcopy=False)
-        return [
+        found = [
             Finished(trial.number, plan, _outcome(trial))
             for trial in trials
             if _OUTCOME in trial.user_attrs and (plan := self._plan(trial)) is not None
         ]
+        return [one for one in found if one.outcome.state != "launcher"]
 
     def begin(self, plan: Plan, fingerprint: str) -> int:
         """Open a trial of `plan`; its number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +27,14 @@ def settle_worker(space: Space, options: SearchOptions) -> tuple[Space, SearchOp
     """The space with its worker's rules, the options with their worker, and the worker, of a search.
 
     A worker of the space's own runs nothing where plans are only predicted or profiled, but its rules hold.
+
+    Raises:
+        UserError: the folder that the worker runs in is not there.
     """
     named = options.worker or worker_of(space.worker)
     worker = named if options.fidelity == "run" else DEFAULT_WORKER
+    if worker.cwd is not None and not os.path.isdir(worker.cwd):
+        raise UserError(f"worker.cwd: {worker.cwd} is no folder")
     return for_worker(space, named), replace(options, worker=worker), worker
 
 

@@ -201,7 +201,8 @@ def resolve_worker(section: WorkerSection, folder: Path, problems: Problems) -> 
     cwd = None
     if section.cwd is not None:
         cwd = os.path.abspath(folder / section.cwd)
-        if not os.path.isdir(cwd):
+        # An absolute one may be another machine's: results that were copied can still be read and exported.
+        if not os.path.isabs(section.cwd) and not os.path.isdir(cwd):
             problems.add(("worker", "cwd"), f"{section.cwd!r} is no folder ({cwd})")
             return None
     reader = section.reader

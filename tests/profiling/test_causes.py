@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from test_launcher import make_request, wait_until
 
@@ -118,6 +120,30 @@ def test_signal_that_ends_a_rank_is_killed_with_its_name(tmp_path: Path, number:
     assert ("memory" in found.reason) == (number == signal.SIGKILL)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_launcher_that_is_killed_leaves_no_rank_and_says_nothing_about_the_plan(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    folder, request, ranks = tmp_path / "trial", make_request(), []
+    worker = rank_worker("forever_in_here", starter="torchrun")
+
+    def kill_launcher() -> None:
+        wait_until(lambda: all((folder / f"rank-{rank}.pid").exists() for rank in range(2)))
+        below = psutil.Process().children(recursive=True)
+        ranks.extend(process for process in below if str(RANK) in process.cmdline()[:2])
+        agents = [process for process in below if "torch.distributed.run" in process.cmdline()]
+        agents[0].send_signal(number)
+
+    killer = threading.Thread(target=kill_launcher)
+    killer.start()
+    ending = launch(request, worker, folder, 60)
+    killer.join()
+    assert len(ranks) == 2
+    assert not [process for process in ranks if process.is_running()]
+    found = assess(request, ending, folder, worker=worker)
+    assert found.state == "launcher", found.reason
+
+
 def test_signal_under_a_shell_is_known_by_the_shells_exit_code(tmp_path: Path) -> None:
     found = outcome(tmp_path, WorkerCommand(("sh -c 'kill -9 $$'; exit $?",), "none", shell=True))
     assert found.state == "killed"
@@ -156,10 +182,6 @@ def test_trial_that_is_stopped_has_no_outcome(tmp_path: Path) -> None:
 
 
 def test_secrets_of_the_environment_are_in_no_command_line(tmp_path: Path) -> None:
-    import threading
-
-    import psutil
-
     folder, seen = tmp_path / "trial", []
     worker = replace(rank_worker("forever_in_here"), env=(("TOKEN", "s3cret-value"),))
 

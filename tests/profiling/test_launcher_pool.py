@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,11 +40,14 @@ class Warm:
     def tell(self, *rules: dict) -> None:
         self.script.write_text(json.dumps(rules))
 
-    def run(self, limit_s: float = 60, stop_at: str | None = None, pp: int = 2) -> TrialOutcome | None:
+    def run(
+        self, limit_s: float = 60, stop_at: str | None = None, pp: int = 2, hang_s: float | None = None
+    ) -> TrialOutcome | None:
         where = self.folder / f"trial-{self.count}"
         self.count += 1
         request = make_request(pp=pp)
-        ending = self.pool.run(request, where, limit_s, lambda: stop_at is not None and (where / stop_at).exists())
+        stop = lambda: stop_at is not None and (where / stop_at).exists()  # noqa: E731
+        ending = self.pool.run(request, where, limit_s, stop, hang_s)
         return None if ending.kind == "stopped" else assess(request, ending, where)
 
     def pid(self, trial: int) -> int:
@@ -101,6 +105,21 @@ def test_time_limit_counts_from_the_trial_not_from_the_launch(warm: Warm) -> Non
     assert states(warm.run()) == ["ok"]
 
 
+def test_hang_counts_while_a_plan_runs_and_not_while_the_ranks_wait_for_one(warm: Warm) -> None:
+    first = warm.run(hang_s=1.0)
+    time.sleep(1.5)
+    second = warm.run(hang_s=1.0)
+    assert states(first, second) == ["ok", "ok"]
+    assert warm.pid(0) == warm.pid(1)
+    warm.tell({"do": "sleep"})
+    third = warm.run(hang_s=1.0)
+    assert third is not None
+    assert third.state == "hang"
+    assert "main in sleep (worker.py:" in third.reason
+    warm.tell()
+    assert states(warm.run(hang_s=1.0)) == ["ok"]
+
+
 def test_stop_request_ends_the_ranks(warm: Warm) -> None:
     warm.run()
     warm.tell({"do": "sleep"})
@@ -138,6 +157,7 @@ def test_real_ranks_measure_the_same_memory_and_loss_warm_as_alone(tmp_path: Pat
             outcome = assess(before, pool.run(before, where, 120), where)
             assert outcome.state == "ok", outcome.reason
         warm = assess(wanted, pool.run(wanted, tmp_path / "warm", 120), tmp_path / "warm").measurement
+        assert {path.name for path in (tmp_path / "logs").rglob("*.beat")} == {"rank-0.beat", "rank-1.beat"}
     finally:
         pool.close()
     alone = assess(wanted, launch(wanted, DEFAULT_WORKER, tmp_path / "alone", 120), tmp_path / "alone").measurement

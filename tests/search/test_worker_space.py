@@ -81,6 +81,31 @@ def test_resume_refuses_another_worker_and_shows_no_value_of_its_environment(ben
     assert "hidden2" not in changed.stderr
 
 
+def test_failed_launches_are_tried_again_now_and_on_resume(bench: Bench) -> None:
+    bench.edit_space("schedule: [1f1b, interleaved-1f1b, zb-h1, v-min]", "schedule: [1f1b]")
+    bench.tell_worker({"when": {"pp": 2}, "do": "fail", "rank": 0, "state": "launcher", "error": "no port"})
+    bench.search()
+    assert {row["pp"]: row["state"] for row in bench.table() if row["trial"]} == {
+        "1": "ok",
+        "2": "launcher",
+        "4": "ok",
+    }
+    assert len(bench.launches()) == 3 + 2
+    bench.tell_worker()
+    bench.search("--resume")
+    assert {row["pp"]: row["state"] for row in bench.table() if row["trial"]} == {"1": "ok", "2": "ok", "4": "ok"}
+    assert len(bench.launches()) == 3 + 2 + 1
+
+
+def test_worker_whose_folder_is_not_there_starts_nothing(bench: Bench) -> None:
+    space = bench.path / "tiny.yaml"
+    space.write_text(space.read_text() + "worker: {command: train, cwd: /not/on/this/machine}\n")
+    done = bench.run("search", "tiny.yaml")
+    assert done.returncode == 2
+    assert done.stderr == "error: worker.cwd: /not/on/this/machine is no folder\n"
+    assert not bench.study.exists()
+
+
 def test_worker_on_the_command_line_goes_before_the_spaces(bench: Bench) -> None:
     space = bench.path / "tiny.yaml"
     space.write_text(space.read_text() + "worker: {command: /no/such/worker, starter: none}\n")

@@ -73,6 +73,12 @@ def test_written_back_it_reads_the_same_wherever_the_file_lies(tmp_path: Path) -
     assert load_space(elsewhere) == space
 
 
+def test_a_space_of_another_machine_can_be_read(tmp_path: Path) -> None:
+    found = load(tmp_path, "worker: {command: a, cwd: /not/on/this/machine}").worker
+    assert found is not None
+    assert found.cwd == "/not/on/this/machine"
+
+
 @pytest.mark.parametrize(
     ("worker", "why"),
     [
