@@ -332,9 +332,14 @@ def _refit_json(result: SearchResult) -> dict[str, Any] | None:
 
 def _why_nothing(result: SearchResult) -> str:
     """Why no plan is feasible: the closest one over its memory, and the first line of each kind of failure."""
+    from autotune.report.numbers import bytes_text
+
     tried = [row for row in result.rows if row.trial is not None]
     estimates = [row for row in result.rows if row.trial is None and row.state == "refused" and row.fidelity]
-    if not tried and not estimates:
+    over_limit = []
+    if result.fidelity != "run":
+        over_limit = [row for row in result.rows if row.state == "predicted" and row.predicted_fits is False]
+    if not tried and not estimates and not over_limit:
         return "no plan was evaluated"
     text = f"none of {len(tried)} plans ran within its limits" if tried else "no plan was tried"
     over = [row for row in tried if row.state == "oom" and row.peak_memory_bytes is not None]
@@ -347,6 +352,12 @@ def _why_nothing(result: SearchResult) -> str:
     for state, row in first.items():
         count = sum(other.state == state for other in tried)
         text += f"\n  {count} {state}, such as trial {row.trial}: {row.reason.splitlines()[0] if row.reason else ''}"
+    if over_limit:
+        least = min(over_limit, key=lambda row: row.predicted_peak_memory_bytes or 0)
+        text += (
+            f"\n  {len(over_limit)} fit only if their prediction is too high; the least is "
+            f"{bytes_text(least.predicted_peak_memory_bytes)} of {least.describe()}"
+        )
     if estimates:
         least = min(estimates, key=lambda row: row.predicted_peak_memory_bytes or 0)
         text += (

@@ -65,6 +65,7 @@ class Row:
     predicted_tokens_per_s: float | None = None
     predicted_peak_memory_bytes: int | None = None
     predicted_peak_memory_error: float | None = None
+    predicted_fits: bool | None = None
     predicted_compute_s: float | None = None
     predicted_bubble_s: float | None = None
     predicted_tp_s: float | None = None
@@ -143,6 +144,9 @@ COLUMNS = (
         "number",
         "",
         "predicted_peak_memory_bytes / peak_memory_bytes - 1; empty if not measured",
+    ),
+    Column(
+        "predicted_fits", "flag", "", "predicted_peak_memory_bytes is within the memory limit; false doesn't compete"
     ),
     Column("predicted_compute_s", "number", "s", "passes of the device that sets the step; these seven sum to it"),
     Column("predicted_bubble_s", "number", "s", "its waiting for other pipeline devices"),

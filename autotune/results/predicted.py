@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.results.measurement import Measurement
@@ -70,16 +70,24 @@ class Predicted:
             overhead_s=parts.overhead_s,
         )
 
-    def columns(self, tokens_per_step: int, measured: Measurement | None) -> dict[str, float | int | None]:
+    def fits(self, limit_bytes: int | None) -> bool:
+        """Whether the expected peak is within a device's memory; True without a limit."""
+        return limit_bytes is None or self.peak_memory_bytes <= limit_bytes
+
+    def columns(
+        self, tokens_per_step: int, limit_bytes: int | None, measured: Measurement | None = None
+    ) -> dict[str, float | int | None]:
         """Values of the table's `predicted_...` columns.
 
         Args:
             tokens_per_step: tokens of one optimizer step of the whole cluster.
+            limit_bytes: of one device; None for no limit.
             measured: numbers of a run of the same plan; without it the errors are None.
         """
         peak = None if measured is None else measured.peak_memory_bytes
-        return {f"predicted_{name}": value for name, value in asdict(self).items()} | {
+        return {f"predicted_{name}": value for name, value in vars(self).items()} | {
             "predicted_tokens_per_s": tokens_per_step / self.step_time_s,
             "predicted_step_time_error": None if measured is None else self.step_time_s / measured.step_time_s - 1,
             "predicted_peak_memory_error": self.peak_memory_bytes / peak - 1 if peak else None,
+            "predicted_fits": self.fits(limit_bytes),
         }

@@ -26,11 +26,13 @@ def row_of(
     training: TrainingSpec,
     fidelity: Fidelity = "run",
     predicted: Predicted | None = None,
+    limit_bytes: int | None = None,
 ) -> Row:
     """The row of one trial. A trial of fidelity `profile` fills the predicted columns alone: nothing was run.
 
     Args:
         predicted: what the cost model said before; a profile's own numbers take its place.
+        limit_bytes: memory of a device; None for no limit.
     """
     measured = outcome.measurement
     tokens = tokens_per_step(model, training)
@@ -65,20 +67,27 @@ def row_of(
             "loss": measured.loss,
         }
     if (expected := outcome.predicted or predicted) is not None:
-        row |= expected.columns(tokens, measured)
+        row |= expected.columns(tokens, limit_bytes, measured)
     return Row(**row)  # type: ignore[arg-type]
 
 
 def row_without_trial(
-    plan: Plan, fingerprint: str, state: State, reason: str, predicted: Predicted | None, tokens: int
+    plan: Plan,
+    fingerprint: str,
+    state: State,
+    reason: str,
+    predicted: Predicted | None,
+    tokens: int,
+    limit_bytes: int | None,
 ) -> Row:
     """The row of a plan that had no trial: predicted, or refused by the estimate of its memory.
 
     Args:
         predicted: by the cost model; None when it has no figures for the device.
         tokens: of one optimizer step.
+        limit_bytes: memory of a device; None for no limit.
     """
-    numbers = {} if predicted is None else predicted.columns(tokens, None)
+    numbers = {} if predicted is None else predicted.columns(tokens, limit_bytes)
     return Row(
         state=state,
         reason=reason,

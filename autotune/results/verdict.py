@@ -38,7 +38,8 @@ def rate(row: Row, fidelity: Fidelity) -> float | None:
     """tokens/s with which a row competes at a fidelity; None if it doesn't."""
     if fidelity == "run":
         return row.tokens_per_s if row.state == "ok" else None
-    return row.predicted_tokens_per_s if row.state == "predicted" and row.fidelity == fidelity else None
+    competes = row.state == "predicted" and row.fidelity == fidelity and row.predicted_fits is not False
+    return row.predicted_tokens_per_s if competes else None
 
 
 def fastest(

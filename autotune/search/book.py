@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 
 from autotune.results.columns import Row
 from autotune.results.compare import compare
-from autotune.results.measurement import Fidelity
+from autotune.results.measurement import Fidelity, State
+from autotune.results.predicted import Predicted
 from autotune.results.rows import row_without_trial, tokens_per_step
 from autotune.results.verdict import fastest, fidelity_of, judge
 from autotune.search.folder import StudyFolder
@@ -46,14 +47,13 @@ class Book:
     next_write: float = 0.0
 
     def __post_init__(self) -> None:
-        tokens = tokens_per_step(self.space.model, self.space.training)
         self.refused = tuple(
             Row(state="refused", reason=candidate.reason, **candidate.point._asdict())
             for candidate in self.space.candidates()
             if candidate.plan is None
         )
         self.estimates = {
-            fingerprint: row_without_trial(plan, fingerprint, "refused", told.refusal, told.predicted, tokens)
+            fingerprint: self._row(plan, fingerprint, "refused", told.refusal, told.predicted)
             for fingerprint, plan in self.plans.items()
             if (told := self.forecasts.get(plan)) is not None and told.refusal is not None
         }
@@ -84,7 +84,6 @@ class Book:
         self.next_write = now + _WRITE_SHARE * (now - began)
 
     def _waiting_rows(self, reason: str) -> list[Row]:
-        tokens = tokens_per_step(self.space.model, self.space.training)
         rows = []
         for fingerprint, plan in self.plans.items():
             if fingerprint in self.rows or fingerprint in self.estimates:
@@ -93,8 +92,13 @@ class Book:
             why, predicted = reason, None if told is None else told.predicted
             if predicted is None:
                 why = self.troubles.get(plan, self.unpredicted or reason)
-            rows.append(row_without_trial(plan, fingerprint, "predicted", why, predicted, tokens))
+            rows.append(self._row(plan, fingerprint, "predicted", why, predicted))
         return sorted(rows, key=lambda row: row.predicted_step_time_s or float("inf"))
+
+    def _row(self, plan: Plan, fingerprint: str, state: State, reason: str, predicted: Predicted | None) -> Row:
+        tokens = tokens_per_step(self.space.model, self.space.training)
+        limit = self.space.cluster.memory_limit_bytes
+        return row_without_trial(plan, fingerprint, state, reason, predicted, tokens, limit)
 
     def _best(self, rows: tuple[Row, ...]) -> dict[str, object]:
         """What best.json holds: the best plan with everything an exporter needs, and how it compares."""

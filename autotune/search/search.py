@@ -174,8 +174,9 @@ class _Search:
             )
 
     def _baselines(self) -> list[Plan]:
+        limit = self.space.cluster.memory_limit_bytes
         may_fit = [plan for fingerprint, plan in self.book.plans.items() if fingerprint not in self.book.estimates]
-        return baselines(may_fit, {plan: told.predicted.step_time_s for plan, told in self.book.forecasts.items()})
+        return baselines(may_fit, {plan: told.predicted for plan, told in self.book.forecasts.items()}, limit)
 
     def _ended(self) -> Ended | None:
         if self.interrupt:
@@ -234,6 +235,7 @@ class _Search:
             self.space.training,
             self.options.fidelity,
             None if told is None else told.predicted,
+            self.space.cluster.memory_limit_bytes,
         )
 
 

@@ -22,8 +22,8 @@ HEADER = (
     "tokens_per_s_per_device,peak_memory_bytes,peak_memory_bytes_per_rank,bubble_rate,loss,speedup_vs_1f1b,"
     "is_baseline,is_best,started,duration_s,torch,device,fingerprint,"
     "predicted_step_time_s,predicted_step_time_error,predicted_tokens_per_s,predicted_peak_memory_bytes,"
-    "predicted_peak_memory_error,predicted_compute_s,predicted_bubble_s,predicted_tp_s,predicted_pp_s,predicted_dp_s,"
-    "predicted_optimizer_s,predicted_overhead_s"
+    "predicted_peak_memory_error,predicted_fits,predicted_compute_s,predicted_bubble_s,predicted_tp_s,predicted_pp_s,"
+    "predicted_dp_s,predicted_optimizer_s,predicted_overhead_s"
 )
 INTEGERS = st.none() | st.integers(-(2**62), 2**62)
 VALUES = {
