@@ -98,7 +98,7 @@ def test_no_named_schedule_that_fits_is_faster(p: int, m: int, costs, share: flo
                 assert best.makespan <= timeline.makespan * (1 + 1e-9), name
 
 
-# Optima proven by CP-SAT (11 of 12; V with limit 2 under unit costs is not among them), p = 4, m = 6.
+# Optima proven by CP-SAT (23.85 by the lower bound), p = 4, m = 6.
 OPTIMA = [
     ("v", (1, 1.2, 0.7, 0.05), 2, 26.15),
     ("v", (1, 1.2, 0.7, 0.05), 3, 22.05),
