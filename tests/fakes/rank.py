@@ -45,7 +45,7 @@ def stop() -> None:
 
 
 def chatter() -> None:
-    for _ in range(20):
+    for _ in range(40):
         print("still alive", flush=True)
         time.sleep(0.1)
 
@@ -53,7 +53,7 @@ def chatter() -> None:
 def beat() -> None:
     from autotune.profiling.heartbeat import beat
 
-    for _ in range(20):
+    for _ in range(40):
         beat()
         time.sleep(0.1)
 

@@ -16,11 +16,12 @@ import psutil
 import pytest
 
 from autotune.errors import UserError
-from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand, parse_worker
-from autotune.profiling.launcher import launch
+from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand, parse_worker, started_ranks
+from autotune.profiling.launcher import launch, prepare_folder
 from autotune.profiling.process_tree import MARKER
 from autotune.profiling.protocol import RankReport, TrialRequest
-from autotune.profiling.supervised import end_leftovers, owner_mark
+from autotune.profiling.supervised import SupervisedLaunch, end_leftovers, owner_mark
+from autotune.profiling.supervisor import LaunchSpec
 from autotune.schedules import registry
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.model import ModelSpec
@@ -89,11 +90,17 @@ def test_every_rank_runs_under_torchs_launcher_with_its_own_log_and_report(tmp_p
 
 def test_time_limit_ends_stopped_and_deaf_ranks_and_their_daemons(tmp_path: Path, folder: Path) -> None:
     worker = fake(tmp_path, {"do": "sleep", "deaf": True, "daemon": True, "stopped": 1})
-    launched = time.monotonic()
-    ending = launch(make_request(), worker, folder, time_limit_s=4)
+    request = make_request()
+    prepare_folder(request, folder)
+    command = started_ranks(worker.fill(request, folder), worker.starter, 2, folder)
+    running = SupervisedLaunch(LaunchSpec(command, str(folder), 60), "cpu", "")
+    wait_until(lambda: len(list(folder.glob("pid-daemon-*"))) == 2)
+    limited = time.monotonic()
+    running.limit(0.1)
+    while (ending := running.poll(0.1)) is None:
+        pass
     assert ending.kind == "timeout"
-    assert time.monotonic() - launched < 4 + 10
-    assert len(list(folder.glob("pid-daemon-*"))) >= 1, "the daemon never started: the test shows nothing"
+    assert time.monotonic() - limited < 10
     assert all_gone(folder)
 
 

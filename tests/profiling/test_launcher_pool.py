@@ -106,18 +106,19 @@ def test_time_limit_counts_from_the_trial_not_from_the_launch(warm: Warm) -> Non
 
 
 def test_hang_counts_while_a_plan_runs_and_not_while_the_ranks_wait_for_one(warm: Warm) -> None:
-    first = warm.run(hang_s=1.0)
-    time.sleep(1.5)
-    second = warm.run(hang_s=1.0)
-    assert states(first, second) == ["ok", "ok"]
-    assert warm.pid(0) == warm.pid(1)
+    first = warm.run()
+    second = warm.run(hang_s=2.0)
+    time.sleep(2.5)
+    third = warm.run(hang_s=2.0)
+    assert states(first, second, third) == ["ok", "ok", "ok"]
+    assert warm.pid(0) == warm.pid(2)
     warm.tell({"do": "sleep"})
-    third = warm.run(hang_s=1.0)
-    assert third is not None
-    assert third.state == "hang"
-    assert "main in sleep (worker.py:" in third.reason
+    fourth = warm.run(hang_s=2.0)
+    assert fourth is not None
+    assert fourth.state == "hang"
+    assert "main in sleep (worker.py:" in fourth.reason
     warm.tell()
-    assert states(warm.run(hang_s=1.0)) == ["ok"]
+    assert states(warm.run()) == ["ok"]
 
 
 def test_stop_request_ends_the_ranks(warm: Warm) -> None:
