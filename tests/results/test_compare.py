@@ -86,3 +86,42 @@ def test_comparison_of_nothing_says_so() -> None:
     assert found.best is None
     assert "nothing to compare" in found.sentences()[0]
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+def predicted(schedule: str, step_s: float, fidelity: str = "predict", **values: Any) -> Row:
+    return Row(
+        state="predicted",
+        schedule=schedule,
+        fidelity=fidelity,
+        predicted_step_time_s=step_s,
+        predicted_tokens_per_s=TOKENS / step_s,
+        **values,
+    )
+
+
+def test_predictions_compete_where_nothing_was_run_and_are_called_so() -> None:
+    rows = judge([predicted("1f1b", 1.0), predicted("zb-v", 0.8), predicted("zb-v", 0.5, predicted_fits=False)])
+    assert [r.is_best for r in rows] == [False, True, False]
+    assert [r.speedup_vs_1f1b for r in rows] == [1.0, 1.25, None]
+    found = compare(rows)
+    assert found.fidelity == "predict"
+    assert found.sentences()[0].startswith("predicted by the cost model, not measured: the best plan is 1.250x as fast")
+    assert found.baseline is not None
+    assert (found.baseline.low, found.baseline.high, found.baseline.beyond_spread) == (None, None, False)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_no_measured_number_is_set_against_a_predicted_one(order: int) -> None:
+    mixed = [predicted("zb-v", 0.1), row("1f1b", 2.0, fidelity="run"), row("zb-v", 1.0, fidelity="run")][::order]
+    rows = judge(mixed)
+    assert [r.speedup_vs_1f1b for r in rows] == [None, 1.0, 2.0][::order]
+    assert [r.is_best for r in rows] == [False, False, True][::order]
+    profiled = judge([predicted("zb-v", 0.1), predicted("1f1b", 3.0, "profile")])
+    assert [r.is_best for r in profiled] == [False, True]
+
+
+def test_runs_that_all_failed_leave_nothing_to_compare_whatever_is_predicted() -> None:
+    rows = judge([Row(state="failed", fidelity="run", schedule="1f1b"), predicted("1f1b", 1.0)])
+    assert not any(r.is_best or r.is_baseline for r in rows)
+    assert compare(rows).best is None
