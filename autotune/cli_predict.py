@@ -87,7 +87,11 @@ def _load(path: Path) -> tuple[Any, Any]:
     from autotune.space.space import load_space
 
     if path.suffix != ".json":
-        return load_space(path), None
+        from autotune.profiling.command import worker_of
+        from autotune.search.worker_plans import for_worker
+
+        loaded = load_space(path)
+        return for_worker(loaded, worker_of(loaded.worker)), None
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         plan = Plan.from_dict(values["plan"])
