@@ -72,16 +72,20 @@ class Book:
         estimates = [row for fingerprint, row in self.estimates.items() if fingerprint not in self.rows]
         return tuple(judge([*tried, *self._waiting_rows(waiting), *estimates, *self.refused]))
 
-    def write(self, waiting: str, throttled: bool = False) -> None:
-        """Replace the files of the table; `throttled`: only if that takes little of the time."""
+    def write(self, waiting: str) -> tuple[Row, ...]:
+        """Replace the files of the table; its rows."""
         began = time.monotonic()
-        if throttled and began < self.next_write:
-            return
         rows = self.table(waiting)
         self.folder.write_tables(rows)
         self.folder.write_text(self.folder.best, json.dumps(self._best(rows), indent=1) + "\n")
         now = time.monotonic()
         self.next_write = now + _WRITE_SHARE * (now - began)
+        return rows
+
+    def write_if_due(self, waiting: str) -> None:
+        """Replace the files of the table unless that would take more than a small part of the time."""
+        if time.monotonic() >= self.next_write:
+            self.write(waiting)
 
     def _waiting_rows(self, reason: str) -> list[Row]:
         rows = []

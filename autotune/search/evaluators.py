@@ -116,7 +116,7 @@ class StageMeasurer:
             # Ctrl-C goes to the measuring process, too: then its end says nothing about the plan.
             return None if stop() else outcome
         if outcome.state == "refused" and not self.refuses:
-            outcome = replace(outcome, state="predicted", reason=f"it runs out of its memory limit: {outcome.reason}")
+            outcome = replace(outcome, state="predicted", reason=f"kept by --no-refuse-by-estimate: {outcome.reason}")
         measurement = profile.measurement if outcome.state == "predicted" else None
         return replace(outcome, measurement=measurement, predicted=Predicted.of(profile))
 

@@ -62,9 +62,8 @@ def rank(
                 _book(space, folder, plans, known, troubles).write(PREDICTED)
                 saved = time.monotonic()
     finally:
-        book = _book(space, folder, plans, known, troubles)
-        book.write(PREDICTED)
-    return SearchResult(ended, book.table(PREDICTED), len(plans), "predict")
+        rows = _book(space, folder, plans, known, troubles).write(PREDICTED)
+    return SearchResult(ended, rows, len(plans), "predict")
 
 
 def _book(

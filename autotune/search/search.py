@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from autotune.errors import UserError
@@ -29,6 +30,8 @@ __all__ = ["Ended", "Isolation", "SearchOptions", "SearchResult", "search"]
 
 # With fewer trials a refit says more about their noise than about the machine.
 _LEAST_TO_REFIT = 3
+# More of them, taken evenly, make the fit slower and no better.
+_MOST_TO_REFIT = 100
 
 
 def search(
@@ -103,6 +106,7 @@ def _refit(space: Space, result: SearchResult, forecaster: Forecaster | None) ->
     trials = timed_plans(result.rows)
     if forecaster is None or result.ended == "interrupted" or len(trials) < _LEAST_TO_REFIT:
         return None
+    trials = trials[:: math.ceil(len(trials) / _MOST_TO_REFIT)]
     figures, assumptions = forecaster.figures, forecaster.assumptions
     return refit(trials, space.model, space.cluster, space.training, figures, assumptions=assumptions)
 
@@ -127,7 +131,8 @@ class _Search:
         for one in self.store.finished():
             self._remember(one)
         if self.finished:
-            self.observer.note(f"resuming with {len(self.finished)} {self._done_word} plans")
+            done = "profiled" if self.options.fidelity == "profile" else "measured"
+            self.observer.note(f"resuming with {len(self.finished)} {done} plans")
         self._note_estimates()
         proposer = make_proposer(self.options.sampler, tuple(self.book.plans.values()), self.options.seed)
         first = [*again, *self._baselines()]
@@ -142,13 +147,12 @@ class _Search:
                 if not self._try(plan):
                     ended = "interrupted"
                     break
-                self.book.write(waiting, throttled=True)
+                self.book.write_if_due(waiting)
             waiting = self._why_waiting(ended)
         finally:
             self.evaluator.close()
             # Also when the database fails or Ctrl-C is hit twice: what is known goes into the table.
-            self.book.write(waiting)
-        rows = self.book.table(waiting)
+            rows = self.book.write(waiting)
         return SearchResult(ended, rows, len(self.book.plans), self.options.fidelity)
 
     @property
