@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from searched import SEARCHED, searched_schedule
+
 from autotune.profiling.protocol import TrialRequest
 from autotune.schedules.registry import SCHEDULES, build
+from autotune.schedules.schedule import Schedule
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan, Recompute, spread_layers
@@ -91,6 +94,7 @@ class Case:
 
     Attributes:
         layers: of the model, if not the usual number.
+        seed: of the engine's search, for the schedule `best`.
         perturbed: one weight of one rank is changed before the step, so the proof must fail (negative control).
     """
 
@@ -103,11 +107,13 @@ class Case:
     perturbed: bool = False
     dtype: DType = "float32"
     layers: int | None = None
+    seed: int | None = None
 
     @property
     def name(self) -> str:
         parts = [self.schedule, f"pp{self.pp}", f"dp{self.dp}", f"tp{self.tp}", self.family]
         parts += [] if self.layers is None else [f"{self.layers}layers"]
+        parts += [] if self.seed is None else [f"seed{self.seed}"]
         parts += ["recompute"] * (self.recompute == "full") + ["bf16"] * (self.dtype == "bfloat16")
         return "-".join(parts + ["perturbed"] * self.perturbed)
 
@@ -118,30 +124,35 @@ class Case:
     def request(self) -> TrialRequest:
         """8 layers and 16 samples at pp 4, half of both below; 4 microbatches at pp 2 and 8 at pp 4."""
         size = 4 if self.pp == 4 else 2
-        kind = SCHEDULES[self.schedule]
-        stages_per_device = kind.min_stages_per_device
-        spec = replace(FAMILIES[self.family], layers=self.layers or 2 * size)
-        microbatches = 2 * size
+        schedule = self._schedule(2 * size)
+        # Stages of unequal depth where the engine made many.
+        layers = self.layers or max(2 * size, schedule.stages + (schedule.stages > 4))
+        spec = replace(FAMILIES[self.family], layers=layers)
         plan = Plan(
             pp=self.pp,
             tp=self.tp,
             dp=self.dp,
             micro_batch_size=2 // self.dp,
-            microbatches=microbatches,
+            microbatches=schedule.microbatches,
             schedule=self.schedule,
-            stages_per_device=stages_per_device,
-            layer_split=spread_layers(spec.layers, self.pp * stages_per_device),
+            stages_per_device=schedule.stages_per_device,
+            layer_split=spread_layers(layers, schedule.stages),
             recompute=self.recompute,
         )
         link = Link(0.0, 1e9)
         return TrialRequest(
             trial=0,
             plan=plan,
-            schedule=build(self.schedule, self.pp, microbatches, stages_per_device),
+            schedule=schedule,
             model=spec,
             cluster=ClusterSpec(1, self.world, "cpu", None, link, link),
-            training=TrainingSpec(global_batch_size=2 * microbatches, dtype=self.dtype),
+            training=TrainingSpec(global_batch_size=2 * schedule.microbatches, dtype=self.dtype),
         )
+
+    def _schedule(self, microbatches: int) -> Schedule:
+        if self.seed is not None:
+            return searched_schedule(self.seed, self.pp)
+        return build(self.schedule, self.pp, microbatches, SCHEDULES[self.schedule].min_stages_per_device)
 
 
 def all_cases() -> list[Case]:
@@ -157,6 +168,16 @@ def all_cases() -> list[Case]:
     cases += [Case("zb-v", 2, 1, 1, "neox", layers=7), Case("interleaved-1f1b", 2, 2, 1, "gpt2", layers=5)]
     # pp = 1 is one plan whatever its schedule.
     cases += [Case("1f1b", 1, 2, 1, "gpt2"), Case("1f1b", 1, 1, 2, "qwen3"), Case("1f1b", 1, 2, 2, "llama")]
+    return cases
+
+
+def searched_cases() -> list[Case]:
+    """What the engine finds; mostly pipelines alone, some with data and tensor parallelism."""
+    families = list(FAMILIES)
+    cases = []
+    for seed, pp in SEARCHED:
+        dp, tp = {1: (2, 1), 2: (1, 2)}.get(seed % 5, (1, 1)) if pp == 2 else (1, 1)
+        cases.append(Case("best", pp, dp, tp, families[seed % 4], seed=seed))
     return cases
 
 

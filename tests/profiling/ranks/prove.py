@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import Case, all_cases, bfloat16_cases, controls
+from cases import Case, all_cases, bfloat16_cases, controls, searched_cases
 from reference import Reference, reference
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -103,7 +103,7 @@ def main() -> None:
     device = CpuDevice()
     dist.init_process_group("gloo", timeout=timeout)
     meshes = MeshCache("cpu", timeout)
-    cases = all_cases() + bfloat16_cases() + controls()
+    cases = all_cases() + searched_cases() + bfloat16_cases() + controls()
     found = {case.name: prove(case, device, meshes) for case in cases if case.world == world}
     path = out / f"proof-{dist.get_rank()}.json"
     path.write_text(json.dumps(found), encoding="utf-8")

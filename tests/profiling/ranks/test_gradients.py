@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from autotune.schedules.checks import InvalidScheduleError, check
+from autotune.schedules.placement import placement_kind
 from autotune.schedules.registry import SCHEDULES, build
 from autotune.schedules.schedule import Schedule
 from autotune.space.model import padded_vocab
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from cases import DEGREES, FAMILIES, Case, all_cases, bfloat16_cases, controls  # noqa: E402
+from cases import DEGREES, FAMILIES, Case, all_cases, bfloat16_cases, controls, searched_cases  # noqa: E402
 from launch import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.ranks
@@ -37,7 +38,7 @@ def proof(tmp_path_factory):
     return lambda case: [rank[case.name] for rank in launch(case.world)]
 
 
-@pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", all_cases() + searched_cases(), ids=lambda case: case.name)
 def test_gradients_equal_those_of_the_single_process_model(case: Case, proof):
     found = proof(case)
     errors = [(error, name) for rank in found for name, error in rank["errors"].items()]
@@ -80,6 +81,13 @@ def test_bfloat16_plans_train_the_same_model_to_the_precision_of_bfloat16(case: 
         assert rank["losses"] == pytest.approx(found[0]["reference_losses"] if rank["losses"] else [], rel=1e-3)
         # Parameters and optimizer state are float32.
         assert rank["update_error"] < 1e-3
+
+
+def test_schedules_of_the_engine_are_proved_on_every_placement():
+    schedules = [case.request().schedule for case in searched_cases()]
+    kinds = {(placement_kind(schedule.placement), schedule.stages_per_device) for schedule in schedules}
+    assert {kind for kind, _ in kinds} == {"linear", "v", "loop"}
+    assert max(stages for _, stages in kinds) >= 3
 
 
 def test_each_model_family_meets_each_degree():
