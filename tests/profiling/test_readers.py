@@ -13,6 +13,7 @@ from test_launcher import make_request
 from autotune.profiling.assess import assess
 from autotune.profiling.command import WorkerCommand
 from autotune.profiling.log_lines import megatron_line, torchtitan_line
+from autotune.profiling.result_file import KEYS
 from autotune.profiling.supervisor import Ending
 from autotune.results.measurement import Measurement, TrialOutcome
 from autotune.space.settings import ReaderSettings
@@ -201,3 +202,10 @@ def test_log_numbers_over_the_memory_limit_are_oom_with_the_rank(tmp_path: Path)
     assert outcome.state == "oom"
     assert "over the limit of 1073741824 on cpu" in outcome.reason
     assert outcome.measurement is not None
+
+
+def test_the_documentation_lists_exactly_the_keys_of_a_result_file() -> None:
+    lines = (Path(__file__).parents[2] / "docs" / "worker.md").read_text(encoding="utf-8").splitlines()
+    wanted = [f"| `{key}` | {meaning} |" for key, meaning in KEYS.items()]
+    start = lines.index(wanted[0])
+    assert lines[start : start + len(wanted) + 1] == [*wanted, ""]
