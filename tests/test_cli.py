@@ -114,6 +114,27 @@ def test_results_shows_the_best_first_and_every_reason(study: Path) -> None:
     assert "tp-heads: tp 3" in run("results", str(study), "--all").stdout
 
 
+def test_results_shows_tried_plans_first_and_only_the_best_of_those_merely_predicted(tmp_path: Path) -> None:
+    def predicted(trial: int | None, rate: float) -> Row:
+        fidelity = "predict" if trial is None else "profile"
+        return Row(
+            trial=trial,
+            state="predicted",
+            fidelity=fidelity,
+            schedule=f"s{rate:.0f}",
+            predicted_tokens_per_s=rate,
+            predicted_step_time_s=1 / rate,
+        )
+
+    write_csv(judge([predicted(0, 100.0), *(predicted(None, 200.0 + n) for n in range(30))]), tmp_path / "trials.csv")
+    out = run("results", str(tmp_path), "--top", "5").stdout
+    shown = [word for line in out.splitlines() for word in line.split() if word.startswith("s") and word[1:].isdigit()]
+    assert shown == ["s100", "s229", "s228", "s227", "s226", "s225"]
+    assert "25 more plans were only predicted" in out
+    assert "profile" in out
+    assert len(run("results", str(tmp_path), "--all").stdout.splitlines()) > 30
+
+
 def test_results_as_json_has_every_column_and_null_for_what_is_missing(study: Path) -> None:
     rows = json.loads(run("results", str(study), "--json", "--all", "--sort", "pp").stdout)
     assert [row["pp"] for row in rows] == [2, 4, None, None]

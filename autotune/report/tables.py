@@ -61,10 +61,10 @@ def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
         raise UserError(f"--sort {column}: no such column; columns are {', '.join(names)}")
     there = [row for row in rows if getattr(row, column) not in (None, "")]
     missing = [row for row in rows if getattr(row, column) in (None, "")]
-    if column == "tokens_per_s":  # what nobody measured, by its prediction
-        missing = [*sort_rows([row for row in missing if row.state == "predicted"], "predicted_tokens_per_s")] + [
-            row for row in missing if row.state != "predicted"
-        ]
+    if column == "tokens_per_s":  # what nobody measured, by its prediction: profiled plans, then all others
+        missing.sort(
+            key=lambda row: (row.state != "predicted", row.trial is None, -(row.predicted_tokens_per_s or 0.0))
+        )
     if column in _RATES:
         counts = ("predicted", "ok") if column == "predicted_tokens_per_s" else ("ok",)
         return sorted(there, key=lambda row: (row.state not in counts, -getattr(row, column))) + missing
@@ -72,11 +72,12 @@ def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
 
 
 def without_the_slow_predictions(rows: Sequence[Row], most: int) -> tuple[list[Row], int]:
-    """The rows with only the first `most` of those that were predicted and not tried, and how many were left out."""
+    """The rows with only the first `most` of those that were predicted without a trial, and how many are left out."""
     shown, seen = [], 0
     for row in rows:
-        seen += row.state == "predicted"
-        if row.state != "predicted" or seen <= most:
+        untried = row.state == "predicted" and row.trial is None
+        seen += untried
+        if not untried or seen <= most:
             shown.append(row)
     return shown, len(rows) - len(shown)
 
@@ -95,9 +96,10 @@ def results_table(rows: Sequence[Row]) -> Table:
     measured = not rows or any(row.fidelity in ("", "run") for row in rows)
     predicted = any(row.predicted_step_time_s is not None for row in rows)
     beside = () if not predicted else _PREDICTED_BESIDE if measured else _PREDICTED_ALONE
-    names = [*(_MEASURED if measured else ()), *beside, "vs 1F1B"]
+    several = len({row.fidelity for row in rows if row.fidelity}) > 1
+    names = [*(("fidelity",) if several else ()), *(_MEASURED if measured else ()), *beside, "vs 1F1B"]
     for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="left" if name == "fidelity" else "right", no_wrap=True)
     for row in rows:
         style = "bold" if row.is_best else None
         cells = _measured_cells(row) | _predicted_cells(row)
@@ -141,6 +143,7 @@ def _measured_cells(row: Row) -> dict[str, str]:
 
 def _predicted_cells(row: Row) -> dict[str, str]:
     return {
+        "fidelity": row.fidelity or "-",
         "predicted step": seconds_text(row.predicted_step_time_s),
         "predicted tokens/s": count_text(row.predicted_tokens_per_s),
         "predicted peak": bytes_text(row.predicted_peak_memory_bytes),
