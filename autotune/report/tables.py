@@ -25,7 +25,7 @@ __all__ = [
     "without_the_slow_predictions",
 ]
 
-_WIDTH_WITHOUT_TERMINAL = 200
+_WIDTH_WITHOUT_TERMINAL = 220
 _RATES = {"tokens_per_s", "tokens_per_s_per_device", "predicted_tokens_per_s", "speedup_vs_1f1b"}
 _STATE_STYLES = {
     "ok": "green",
@@ -96,7 +96,7 @@ def results_table(rows: Sequence[Row]) -> Table:
     measured = not rows or any(row.fidelity in ("", "run") for row in rows)
     predicted = any(row.predicted_step_time_s is not None for row in rows)
     beside = () if not predicted else _PREDICTED_BESIDE if measured else _PREDICTED_ALONE
-    several = len({row.fidelity for row in rows if row.fidelity}) > 1
+    several = {"profile", "predict"} <= {row.fidelity for row in rows}
     names = [*(("fidelity",) if several else ()), *(_MEASURED if measured else ()), *beside, "vs 1F1B"]
     for name in names:
         table.add_column(name, justify="left" if name == "fidelity" else "right", no_wrap=True)
@@ -109,7 +109,7 @@ def results_table(rows: Sequence[Row]) -> Table:
 
 _MEASURED = ("step time", "+/-", "tokens/s", "per device", "peak memory", "bubble", "clock")
 _PREDICTED_ALONE = ("predicted step", "predicted tokens/s", "predicted peak", "predicted bubble")
-_PREDICTED_BESIDE = ("predicted step", "step error", "predicted peak", "peak error")
+_PREDICTED_BESIDE = ("predicted step", "predicted peak")
 
 
 def _plan_cells(row: Row) -> list[str]:
@@ -144,13 +144,16 @@ def _measured_cells(row: Row) -> dict[str, str]:
 def _predicted_cells(row: Row) -> dict[str, str]:
     return {
         "fidelity": row.fidelity or "-",
-        "predicted step": seconds_text(row.predicted_step_time_s),
+        "predicted step": seconds_text(row.predicted_step_time_s) + _error_text(row.predicted_step_time_error),
         "predicted tokens/s": count_text(row.predicted_tokens_per_s),
-        "predicted peak": bytes_text(row.predicted_peak_memory_bytes),
+        "predicted peak": bytes_text(row.predicted_peak_memory_bytes) + _error_text(row.predicted_peak_memory_error),
         "predicted bubble": _share_text(_predicted_bubble(row)),
-        "step error": "-" if row.predicted_step_time_error is None else f"{row.predicted_step_time_error:+.1%}",
-        "peak error": "-" if row.predicted_peak_memory_error is None else f"{row.predicted_peak_memory_error:+.1%}",
     }
+
+
+def _error_text(error: float | None) -> str:
+    """The error of a prediction, to stand behind it; nothing where nothing was measured."""
+    return "" if error is None else f" ({error:+.1%})"
 
 
 def _predicted_bubble(row: Row) -> float | None:
