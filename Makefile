@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: env demo test test-all lint bench clean
+.PHONY: env demo test test-all lint clean
 
 env: $(STAMP)
 
