@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import UserError
+from autotune.space.hf_reader import Reader, is_whole, listed, show
+from autotune.space.hf_rope import read_rope
 from autotune.space.model import ModelSpec
-from autotune.space.rope import RopeScaling
 
 __all__ = ["HF_FAMILIES", "HfModel", "model_from_hf", "read_hf_config"]
 
@@ -37,64 +38,6 @@ class HfModel:
 
     spec: ModelSpec
     notes: tuple[str, ...] = ()
-
-
-@dataclass
-class _Reader:
-    """Takes typed values out of a config and collects every problem, so that all are told at once."""
-
-    values: dict[str, Any]
-    problems: list[str] = field(default_factory=list)
-
-    def refuse(self, key: str, message: str) -> None:
-        self.problems.append(f"{key}: {message}")
-
-    def whole(self, key: str, default: int | None, aliases: tuple[str, ...] = ()) -> int:
-        """A whole number above 0; `default` when absent, or when null and the family reads null as its default."""
-        for name in (key, *aliases):
-            if self.values.get(name) is not None:
-                value = self.values[name]
-                if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                    return value
-                self.refuse(name, f"{_show(value)} is not a whole number above 0")
-                return 1
-        if default is None or (key in self.values and key not in _NULL_MEANS_DEFAULT):
-            self.refuse(key, "null, but the model needs a whole number above 0")
-            return 1
-        return default
-
-    def number(self, key: str, default: float) -> float:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"):
-            return float(value)
-        self.refuse(key, f"{_show(value)} is not a number above 0")
-        return default
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool):
-            return value
-        self.refuse(key, f"{_show(value)} is neither true nor false")
-        return default
-
-    def activation(self, key: str, default: str, legal: frozenset[str]) -> str:
-        value = self.values.get(key, default)
-        if value in legal:
-            return value
-        self.refuse(key, f"activation {_show(value)} is not modelled for this family; modelled: {_list(legal)}")
-        return default
-
-    def fixed(self, key: str, expected: bool, why: str) -> None:
-        """Refuses a flag that, set otherwise, makes another model of it."""
-        if self.flag(key, expected) is not expected:
-            self.refuse(key, f"{json.dumps(not expected)} is not modelled ({why})")
-
-
-_NULL_MEANS_DEFAULT = frozenset({"num_key_value_heads", "n_inner", "head_dim"})
 
 
 def read_hf_config(path: Path, sequence_length: int) -> HfModel:
@@ -127,11 +70,11 @@ def model_from_hf(values: dict[str, Any], sequence_length: int, name: str = "mod
     """
     kind = values.get("model_type")
     if kind is None:
-        raise UserError(f"model_type: missing; modelled: {_list(HF_FAMILIES)}")
+        raise UserError(f"model_type: missing; modelled: {listed(HF_FAMILIES)}")
     family = HF_FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
-        raise UserError(f"model_type: {_show(kind)} is not modelled; modelled: {_list(HF_FAMILIES)}")
-    reader = _Reader(values)
+        raise UserError(f"model_type: {show(kind)} is not modelled; modelled: {listed(HF_FAMILIES)}")
+    reader = Reader(values)
     _refuse_other_models(reader, family)
     spec = family.read(reader, sequence_length, name)
     _check_shape(reader, spec)
@@ -140,20 +83,32 @@ def model_from_hf(values: dict[str, Any], sequence_length: int, name: str = "mod
     return HfModel(spec, _dropout_notes(values, family))
 
 
-def _refuse_other_models(reader: _Reader, family: _Family) -> None:
+def _refuse_other_models(reader: Reader, family: _Family) -> None:
     """What would make another model of a known family: experts, quantised weights, own code, other heads."""
     values = reader.values
     for key in _EXPERT_KEYS:
-        if isinstance(values.get(key), int) and values[key] > 1:
-            reader.refuse(key, f"{values[key]} experts: mixture-of-experts models are not modelled")
+        experts = values.get(key)
+        if experts is None or (is_whole(experts) and experts in (0, 1)):
+            continue
+        if is_whole(experts) and experts > 1:
+            reader.refuse(key, f"{show(experts)} experts: mixture-of-experts models are not modelled")
+        else:
+            reader.refuse(key, f"{show(experts)} is no number of experts of a dense model (null, 0 or 1)")
     if values.get("quantization_config") is not None:
         reader.refuse("quantization_config", "quantised weights are not modelled; use the config of the original model")
+    if values.get("auto_map"):
+        reader.refuse("auto_map", f"{show(values['auto_map'])}: models with code of their own are not modelled")
     classes = values.get("architectures")
-    if isinstance(classes, list) and classes and not any(c in family.classes for c in classes):
-        reader.refuse("architectures", f"{_show(classes)} is not modelled; modelled: {_list(family.classes)}")
+    if classes is not None and not isinstance(classes, list):
+        reader.refuse("architectures", f"{show(classes)} is not a list of classes")
+    elif classes and not all(c in family.classes for c in classes):
+        reader.refuse("architectures", f"{show(classes)} is not modelled; modelled: {listed(family.classes)}")
+    reader.fixed("use_bidirectional_attention", False, "attention to later tokens")
+    reader.fixed("is_causal", True, "attention to later tokens")
+    reader.fixed("is_encoder_decoder", False, "an encoder beside the decoder")
 
 
-def _check_shape(reader: _Reader, spec: ModelSpec) -> None:
+def _check_shape(reader: Reader, spec: ModelSpec) -> None:
     if reader.problems:
         return  # the shape holds stand-ins then
     if spec.heads % spec.kv_heads:
@@ -174,7 +129,7 @@ def _dropout_notes(values: dict[str, Any], family: _Family) -> tuple[str, ...]:
     return (f"dropout is not modelled, trials train without it ({told})",) if told else ()
 
 
-def _head_dim(reader: _Reader, hidden: int, heads: int, default: int | None = None) -> int:
+def _head_dim(reader: Reader, hidden: int, heads: int, default: int | None = None) -> int:
     if reader.values.get("head_dim") is not None or default is not None:
         return reader.whole("head_dim", default)
     if hidden % heads:
@@ -182,73 +137,12 @@ def _head_dim(reader: _Reader, hidden: int, heads: int, default: int | None = No
     return max(1, hidden // heads)
 
 
-def _rope(reader: _Reader, default_fraction: float = 1.0) -> tuple[float, float, RopeScaling | None]:
-    """(theta, fraction of a head that is turned, scaling); a scaling we don't model is refused.
-
-    Read in the old spelling (`rope_theta`, `rope_scaling`, `rotary_pct`, `rotary_emb_base`) or the new one
-    (`rope_parameters`).
-    """
-    values = reader.values
-    nested = values.get("rope_parameters")
-    if nested is not None and not isinstance(nested, dict):
-        reader.refuse("rope_parameters", f"{_show(nested)} is not an object")
-        nested = None
-    merged = dict(nested or {})
-    fraction_key = "rotary_pct" if "rotary_pct" in values else "partial_rotary_factor"
-    for new, old in (
-        ("rope_theta", "rope_theta"),
-        ("rope_theta", "rotary_emb_base"),
-        ("partial_rotary_factor", fraction_key),
-    ):
-        if merged.get(new) is None:
-            merged[new] = values.get(old)
-    if any(isinstance(part, dict) for part in (nested or {}).values()):
-        reader.refuse("rope_parameters", "different rope parameters for different layers are not modelled")
-        return 10000.0, default_fraction, None
-    key = "rope_scaling" if values.get("rope_scaling") is not None else "rope_parameters"
-    scaling = _rope_scaling(reader, key, nested if key == "rope_parameters" else values[key])
-    inner = _Reader(merged, reader.problems)
-    theta = inner.number("rope_theta", 10000.0)
-    fraction = inner.number("partial_rotary_factor", default_fraction)
-    if fraction > 1 or (default_fraction == 1.0 and fraction != 1.0):
-        reader.refuse(fraction_key, f"{fraction} is not modelled for this family")
-    return theta, fraction, scaling
-
-
-def _rope_scaling(reader: _Reader, key: str, values: object) -> RopeScaling | None:
-    if values is None:
-        return None
-    if not isinstance(values, dict):
-        reader.refuse(key, f"{_show(values)} is not an object")
-        return None
-    kind = values.get("rope_type", values.get("type"))
-    if kind in (None, "default"):
-        return None
-    if kind not in ("linear", "llama3"):
-        known = 'none (null or "default"), "linear", "llama3"'
-        reader.refuse(key, f"rope scaling {_show(kind)} is not modelled; modelled: {known}")
-        return None
-    inner = _Reader(values, [])
-    needed = ("factor",) if kind == "linear" else ("factor", "low_freq_factor", "high_freq_factor")
-    numbers = {name: inner.number(name, 1.0) for name in needed}
-    missing = [name for name in needed if values.get(name) is None]
-    if kind == "llama3" and not missing:
-        if numbers["high_freq_factor"] <= numbers["low_freq_factor"]:
-            inner.refuse("high_freq_factor", f"{numbers['high_freq_factor']} is not above low_freq_factor")
-        numbers["original_positions"] = inner.whole("original_max_position_embeddings", None)
-    reader.problems += [f"{key}.{problem}" for problem in inner.problems]
-    if missing:
-        reader.refuse(key, f"rope scaling {_show(kind)} needs {', '.join(missing)}")
-        return None
-    return RopeScaling(kind, **numbers)  # type: ignore[arg-type]
-
-
-def _refuse_sliding_window(reader: _Reader, window: object, layers: int, sequence_length: int) -> None:
+def _refuse_sliding_window(reader: Reader, window: object, layers: int, sequence_length: int) -> None:
     """A window at least as long as the sample masks nothing; a shorter one makes another model."""
     if window is None or layers == 0:
         return
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        reader.refuse("sliding_window", f"{_show(window)} is not a whole number above 0")
+        reader.refuse("sliding_window", f"{show(window)} is not a whole number above 0")
     elif sequence_length > window:
         reader.refuse(
             "sliding_window",
@@ -257,7 +151,20 @@ def _refuse_sliding_window(reader: _Reader, window: object, layers: int, sequenc
         )
 
 
-def _sliding_layers(reader: _Reader, layers: int, window: object) -> int:
+def _refuse_unread_window(reader: Reader, layers: int, sequence_length: int) -> None:
+    """Families whose attention has no window: a config that asks for one describes another model."""
+    window = reader.values.get("sliding_window")
+    if not reader.flag("use_sliding_window", True):
+        return
+    windowed = layers
+    if reader.values.get("layer_types") is not None:
+        windowed = _sliding_layers(reader, layers, window)
+        if windowed and "sliding_window" not in reader.values:
+            reader.refuse("layer_types", f"sliding_attention in {windowed} layers, but no sliding_window is given")
+    _refuse_sliding_window(reader, window, windowed, sequence_length)
+
+
+def _sliding_layers(reader: Reader, layers: int, window: object) -> int:
     """Layers with a window in the Qwen families: by `layer_types`, else from `max_window_layers` on."""
     kinds = reader.values.get("layer_types")
     if kinds is None:
@@ -268,18 +175,20 @@ def _sliding_layers(reader: _Reader, layers: int, window: object) -> int:
         reader.refuse("layer_types", f"must list one kind for each of {layers} layers")
         return 0
     for kind in sorted({str(k) for k in kinds} - {"full_attention", "sliding_attention"}):
-        reader.refuse("layer_types", f"{_show(kind)} is not modelled; modelled: full_attention")
+        reader.refuse("layer_types", f"{show(kind)} is not modelled; modelled: full_attention")
     return kinds.count("sliding_attention")
 
 
-def _llama(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
+def _llama(reader: Reader, sequence_length: int, name: str) -> ModelSpec:
     hidden = reader.whole("hidden_size", 4096)
     heads = reader.whole("num_attention_heads", 32)
     reader.activation("hidden_act", "silu", SILU)
-    theta, _, scaling = _rope(reader)
+    theta, _, scaling = read_rope(reader)
     bias = reader.flag("attention_bias", False)
+    layers = reader.whole("num_hidden_layers", 32)
+    _refuse_unread_window(reader, layers, sequence_length)
     return ModelSpec(
-        layers=reader.whole("num_hidden_layers", 32),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=reader.whole("num_key_value_heads", heads),
@@ -298,14 +207,14 @@ def _llama(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
     )
 
 
-def _mistral(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
+def _mistral(reader: Reader, sequence_length: int, name: str) -> ModelSpec:
     hidden = reader.whole("hidden_size", 4096)
     heads = reader.whole("num_attention_heads", 32)
     # absent means 8 key/value heads, null means as many as heads
     kv_default = heads if "num_key_value_heads" in reader.values else 8
     layers = reader.whole("num_hidden_layers", 32)
     reader.activation("hidden_act", "silu", SILU)
-    theta, _, scaling = _rope(reader)
+    theta, _, scaling = read_rope(reader)
     window = reader.values.get("sliding_window", 4096)
     if reader.values.get("layer_types") is not None:
         windowed = _sliding_layers(reader, layers, window)
@@ -329,14 +238,14 @@ def _mistral(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
     )
 
 
-def _qwen(reader: _Reader, sequence_length: int, name: str, third: bool) -> ModelSpec:
+def _qwen(reader: Reader, sequence_length: int, name: str, third: bool) -> ModelSpec:
     hidden = reader.whole("hidden_size", 4096)
     heads = reader.whole("num_attention_heads", 32)
     # absent means 32 key/value heads, null means as many as heads
     kv_default = heads if "num_key_value_heads" in reader.values else 32
     layers = reader.whole("num_hidden_layers", 32)
     reader.activation("hidden_act", "silu", SILU)
-    theta, _, scaling = _rope(reader)
+    theta, _, scaling = read_rope(reader)
     window = reader.values.get("sliding_window", 4096) if reader.flag("use_sliding_window", False) else None
     _refuse_sliding_window(reader, window, _sliding_layers(reader, layers, window), sequence_length)
     if third and "head_dim" in reader.values and reader.values["head_dim"] is None:
@@ -362,15 +271,15 @@ def _qwen(reader: _Reader, sequence_length: int, name: str, third: bool) -> Mode
     )
 
 
-def _qwen2(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
+def _qwen2(reader: Reader, sequence_length: int, name: str) -> ModelSpec:
     return _qwen(reader, sequence_length, name, third=False)
 
 
-def _qwen3(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
+def _qwen3(reader: Reader, sequence_length: int, name: str) -> ModelSpec:
     return _qwen(reader, sequence_length, name, third=True)
 
 
-def _gpt2(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
+def _gpt2(reader: Reader, sequence_length: int, name: str) -> ModelSpec:
     hidden = reader.whole("n_embd", 768, ("hidden_size",))
     heads = reader.whole("n_head", 12, ("num_attention_heads",))
     if hidden % heads:
@@ -379,8 +288,10 @@ def _gpt2(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
     reader.fixed("scale_attn_weights", True, "attention scores without the 1/sqrt(head_dim) factor")
     reader.fixed("scale_attn_by_inverse_layer_idx", False, "attention scores divided by the layer's number")
     reader.fixed("add_cross_attention", False, "cross attention")
+    layers = reader.whole("n_layer", 12, ("num_hidden_layers",))
+    _refuse_unread_window(reader, layers, sequence_length)
     return ModelSpec(
-        layers=reader.whole("n_layer", 12, ("num_hidden_layers",)),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
@@ -402,16 +313,18 @@ def _gpt2(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
     )
 
 
-def _gpt_neox(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
+def _gpt_neox(reader: Reader, sequence_length: int, name: str) -> ModelSpec:
     hidden = reader.whole("hidden_size", 6144)
     heads = reader.whole("num_attention_heads", 64)
     if hidden % heads:
         reader.refuse("hidden_size", f"{hidden} is not a multiple of {heads} attention heads")
     activation = reader.activation("hidden_act", "gelu", GELU_TANH | GELU_EXACT)
-    theta, fraction, scaling = _rope(reader, default_fraction=0.25)
+    theta, fraction, scaling = read_rope(reader, default_fraction=0.25)
     bias = reader.flag("attention_bias", True)
+    layers = reader.whole("num_hidden_layers", 44)
+    _refuse_unread_window(reader, layers, sequence_length)
     return ModelSpec(
-        layers=reader.whole("num_hidden_layers", 44),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
@@ -439,7 +352,7 @@ def _gpt_neox(reader: _Reader, sequence_length: int, name: str) -> ModelSpec:
 class _Family:
     """One `model_type`: its reader, the model classes it covers, and the dropout keys with their defaults."""
 
-    read: Callable[[_Reader, int, str], ModelSpec]
+    read: Callable[[Reader, int, str], ModelSpec]
     classes: tuple[str, ...]
     dropouts: dict[str, float]
 
@@ -460,12 +373,3 @@ HF_FAMILIES: dict[str, _Family] = {
         {"attention_dropout": 0.0, "hidden_dropout": 0.0},
     ),
 }
-
-
-def _show(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _list(names: object) -> str:
-    return ", ".join(sorted(names))  # type: ignore[call-overload]

@@ -125,6 +125,8 @@ def test_gpt2_inner_width_null_or_absent_is_four_times_the_model() -> None:
         ({"model_type": "llama", "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, 5e5, 1.0),
         ({"model_type": "llama", "rope_parameters": {"rope_type": "default"}, "rope_theta": 7e4}, 7e4, 1.0),
         ({"model_type": "llama", "rope_scaling": {"type": "default"}}, 1e4, 1.0),
+        ({"model_type": "llama", "rope_scaling": {"type": "default", "rope_theta": 5e5}}, 5e5, 1.0),
+        ({"model_type": "llama", "rope_scaling": {"rope_theta": 5e5}, "rope_theta": 500000}, 5e5, 1.0),
         ({"model_type": "gpt_neox"}, 1e4, 0.25),
         ({"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 20000}, 2e4, 0.5),
         ({"model_type": "gpt_neox", "rope_parameters": {"rope_theta": 3e4, "partial_rotary_factor": 1.0}}, 3e4, 1.0),
@@ -133,6 +135,38 @@ def test_gpt2_inner_width_null_or_absent_is_four_times_the_model() -> None:
 def test_rope_is_read_in_its_old_and_new_spelling(config: dict[str, Any], theta: float, fraction: float) -> None:
     spec = model_from_hf(config, 64).spec
     assert (spec.rope_theta, spec.rotary_fraction) == (theta, fraction)
+
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+def test_rope_scaling_and_rope_parameters_may_both_be_given_when_they_agree() -> None:
+    both = LLAMA | {"rope_scaling": {"type": "linear", "factor": 4}, "rope_parameters": LINEAR | {"rope_theta": 5e5}}
+    spec = model_from_hf(both, 64).spec
+    assert spec.rope_scaling is not None
+    assert (spec.rope_scaling.kind, spec.rope_scaling.factor, spec.rope_theta) == ("linear", 4.0, 5e5)
+    beside = LLAMA | {"rope_scaling": {"rope_theta": 5e5}, "rope_parameters": LINEAR}
+    assert model_from_hf(beside, 64).spec.rope_scaling == spec.rope_scaling
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, '"yarn"'),
+        ({"rope_scaling": {"type": "default"}, "rope_parameters": LINEAR}, "differs from rope_parameters"),
+        ({"rope_scaling": LINEAR | {"factor": 2.0}, "rope_parameters": LINEAR}, "differs from rope_parameters"),
+        ({"rope_scaling": {"rope_type": "linear", "type": "default", "factor": 2.0}}, 'type "default"'),
+        ({"rope_scaling": {"rope_type": None, "type": "yarn", "factor": 2.0}}, '"yarn"'),
+        ({"rope_scaling": {"factor": 2.0}}, "no rope_type"),
+        ({"rope_scaling": {"rope_theta": 5e5}, "rope_theta": 1e4}, "rope_scaling.rope_theta 500000"),
+        ({"rope_parameters": {"rope_theta": 5e5}, "rope_theta": 1e4}, "rope_theta 10000"),
+        ({"rope_scaling": {"full_attention": {"rope_theta": 1e4}}}, "different layers"),
+        ({"rope_scaling": {"rope_theta": "big"}}, "rope_scaling.rope_theta"),
+        ({"rope_theta": 10**400}, "rope_theta"),
+    ],
+)
+def test_rope_that_contradicts_itself_is_refused(change: dict[str, Any], named: str) -> None:
+    assert named in refusal(LLAMA | change)
 
 
 def test_activations_are_told_apart() -> None:
@@ -163,6 +197,24 @@ def test_a_sliding_window_matters_only_when_the_sample_is_longer() -> None:
     assert "2 layers" in refusal(layered, 2048)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox"])
+def test_families_without_a_window_refuse_one_that_the_sample_exceeds(kind: str) -> None:
+    windowed = {"model_type": kind, "num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2}
+    message = refusal(windowed | {"sliding_window": 256}, 257)
+    assert "257" in message
+    assert "256" in message
+    assert model_from_hf(windowed | {"sliding_window": 256}, 256).spec.sequence_length == 256
+    assert "no sliding_window is given" in refusal(windowed, 64)
+    full = windowed | {"layer_types": ["full_attention"] * 2}
+    assert model_from_hf(full | {"sliding_window": 256}, 512).spec.layers == 2
+    assert "chunked_attention" in refusal(full | {"layer_types": ["full_attention", "chunked_attention"]})
+
+
+def test_counts_up_to_the_largest_and_one_expert_are_read() -> None:
+    spec = model_from_hf(LLAMA | {"vocab_size": 2**31 - 1, "num_local_experts": 1, "auto_map": None}, 64).spec
+    assert spec.vocab == 2**31 - 1
+
+
 @pytest.mark.parametrize(
     "kind",
     ["mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v3", "gemma", "gemma2", "phi", "phi3", "gpt_oss", "opt", "mamba"],
@@ -177,6 +229,17 @@ def test_other_kinds_of_models_are_refused_by_name(kind: str) -> None:
     ("change", "named"),
     [
         ({"num_local_experts": 8}, "8 experts"),
+        ({"num_local_experts": "8"}, 'num_local_experts: "8"'),
+        ({"num_local_experts": 8.0}, "num_local_experts: 8.0"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}}, "OwnForCausalLM"),
+        ({"architectures": "LlamaForTokenClassification"}, "LlamaForTokenClassification"),
+        ({"architectures": ["LlamaForCausalLM", "LlamaForTokenClassification"]}, "LlamaForTokenClassification"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"is_causal": False}, "is_causal"),
+        ({"hidden_act": ["silu"]}, 'hidden_act: activation ["silu"]'),
+        ({"hidden_act": {"name": "silu"}}, "hidden_act"),
+        ({"vocab_size": 10**26}, "from 1 to 2147483647"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers: 2147483648"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor, high_freq_factor"),
@@ -200,6 +263,11 @@ def test_what_would_be_another_llama_is_refused_with_its_value(change: dict[str,
 )
 def test_gpt2_variants_that_compute_something_else_are_refused(change: dict[str, Any]) -> None:
     assert next(iter(change)) in refusal({"model_type": "gpt2"} | change)
+
+
+def test_a_gpt2_for_another_task_is_refused_however_its_class_is_written() -> None:
+    for classes in ("GPT2ForTokenClassification", ["GPT2ForTokenClassification"], ["GPT2LMHeadModel", {"a": 1}]):
+        assert "architectures" in refusal({"model_type": "gpt2", "architectures": classes})
 
 
 def test_every_reason_is_told_at_once() -> None:
