@@ -131,7 +131,7 @@ def _predictor(space: Any, stack: str | None, assume: str, numbers: str) -> Any:
     from autotune.cost.published import with_settings
 
     assumptions = worker_assumptions(space.cluster.device) if stack is None else named_stack(stack)
-    figures = machine(space.cluster.device)
+    figures = space.machine or machine(space.cluster.device)
     changes = dict(_numbers(numbers, list(figures.__dataclass_fields__)))
     return Predictor(
         space.model, space.cluster, space.training, with_settings(assumptions, assume), figures.with_numbers(**changes)

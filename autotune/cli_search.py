@@ -139,7 +139,7 @@ def search(
         typer.Option(
             metavar="PATH",
             help="Figures of the device for predictions: a file of `autotune calibrate`, or a study's folder, to whose "
-            "finished trials its efficiency is fitted.",
+            "finished trials its efficiency is fitted. Default: those of the space's cluster.file, if it names one.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -153,8 +153,11 @@ def search(
     trials.csv, trials.parquet, best.json, study.db, space.yaml and logs/.
     """
     from autotune.space.space import load_space
+    from autotune.space.space_file import NAME_RULE, can_name_a_study
 
     loaded = load_space(space)
+    if name is not None and not can_name_a_study(name):
+        raise UserError(f"--name: {name!r} can't name a study: {NAME_RULE}")
     from autotune.profiling.command import parse_worker, worker_of
     from autotune.search.worker_plans import for_worker
 
@@ -213,7 +216,8 @@ def _figures(space: Space, source: Path) -> Machine:
         raise UserError(f"--calibrated-by {source}: no plan of it ran within its limits")
     if ran.cluster.device != space.cluster.device:
         raise UserError(f"--calibrated-by {source}: it ran on {ran.cluster.device}, not on {space.cluster.device}")
-    fitted = refit(trials, ran.model, ran.cluster, ran.training, machine(ran.cluster.device))
+    figures = ran.machine or machine(ran.cluster.device)
+    fitted = refit(trials, ran.model, ran.cluster, ran.training, figures)
     typer.echo(fitted.sentence(), err=True)
     return fitted.machine
 

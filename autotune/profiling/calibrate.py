@@ -12,6 +12,8 @@ from autotune.errors import UserError
 from autotune.profiling.host_ranks import run_ranks
 from autotune.profiling.profile_cache import hardware
 from autotune.space.cluster import ClusterSpec, Link
+from autotune.space.cluster_file import read_machine_section
+from autotune.space.resolve import resolve_machine
 
 __all__ = ["Calibration", "calibrate", "cluster_file", "fit_link", "fit_matmuls", "read_machine"]
 
@@ -117,27 +119,9 @@ def read_machine(path: Path) -> Machine:
     """The device's figures from a cluster file, for a `Predictor`.
 
     Raises:
-        UserError: the file can't be read, or its `machine` section isn't one.
+        UserError: the file can't be read, has mistakes, or no section `machine`.
     """
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read the cluster file {path}: {error}") from None
-    section = values.get("machine") if isinstance(values, dict) else None
-    if not isinstance(section, dict):
-        raise UserError(f"{path} is no cluster file: it has no section `machine`; `autotune calibrate` writes one")
-    known = Machine.__dataclass_fields__
-    for key, value in section.items():
-        if key not in known:
-            raise UserError(f"{path}: machine.{key} is not one of {', '.join(known)}")
-        if key != "name" and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
-            raise UserError(f"{path}: machine.{key} must be a number of at least 0, not {value!r}")
-    missing = [key for key in ("name", "peak_flops", "peak_flops_float32", "memory_bytes_per_s") if key not in section]
-    if missing:
-        raise UserError(f"{path}: machine lacks {', '.join(missing)}")
-    return Machine(**{"memory_bytes": None, "efficiency": 1.0, "kernel_s": 0.0, **section})
+    return resolve_machine(read_machine_section(path), device="device")
 
 
 def _machine(

@@ -35,7 +35,7 @@ class Forecaster:
 
     Args:
         assumptions: what software will run them; None: this package's worker.
-        figures: of one device; None: the catalogue's.
+        figures: of one device; None: the space's, or else the catalogue's.
         refuse: whether plans whose memory can't fit are refused. The proven error is
             `autotune.cost.memory.MEMORY_ERROR`: no published run, and no run of this package's worker on CPU ranks,
             needs less than its prediction by more than that (docs/cost-model.md).
@@ -51,7 +51,7 @@ class Forecaster:
         figures: Machine | None = None,
         refuse: bool = True,
     ) -> None:
-        self._predictor = Predictor(space.model, space.cluster, space.training, assumptions, figures)
+        self._predictor = Predictor(space.model, space.cluster, space.training, assumptions, figures or space.machine)
         self._limit = space.cluster.memory_limit_bytes if refuse else None
 
     @property

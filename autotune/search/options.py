@@ -39,7 +39,7 @@ class SearchOptions:
         isolation: `pool` keeps ranks from trial to trial if the worker can serve, `trial` starts new ones each time.
         resume: go on with the study in `folder`; fresh: delete it first. Neither: it must not exist.
         assumptions: of predictions about the software that runs the plans; None: this package's worker.
-        figures: of one device, for predictions; None: the catalogue's.
+        figures: of one device, for predictions; None: the space's, or else the catalogue's.
         refuse_by_estimate: refuse plans whose predicted memory can't fit; None: where this package's worker runs them,
             for which the estimate is proven.
     """

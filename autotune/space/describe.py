@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from autotune.space.model import padded_vocab
@@ -17,9 +18,9 @@ __all__ = ["describe_space", "description_lines"]
 def describe_space(space: Space) -> dict[str, Any]:
     """The dry run as plain JSON values.
 
-    Keys: name, model (with parameters), vocab_by_tp (padded rows and the parameters they make), cluster, training,
-    notes, points, legal, refused, refused_by_rule (a point that breaks two rules counts under both) with an example
-    message each, and plans, each with its fingerprint.
+    Keys: name, model (with parameters), vocab_by_tp (padded rows and the parameters they make), cluster (its `machine`
+    is null where predictions take the catalogue's figures), training, notes, points, legal, refused, refused_by_rule (a
+    point that breaks two rules counts under both) with an example message each, and plans, each with its fingerprint.
     """
     candidates = list(space.candidates())
     plans = [candidate.plan for candidate in candidates if candidate.plan is not None]
@@ -58,7 +59,10 @@ def _vocab(space: Space, tp: int) -> dict[str, int]:
 def _cluster(space: Space) -> dict[str, Any]:
     cluster = space.cluster
     keys = ("nodes", "devices_per_node", "devices", "device", "memory_limit_bytes")
-    return {key: getattr(cluster, key) for key in keys}
+    return {key: getattr(cluster, key) for key in keys} | {
+        "links": {"intra_node": asdict(cluster.intra_node), "inter_node": asdict(cluster.inter_node)},
+        "machine": None if space.machine is None else asdict(space.machine),
+    }
 
 
 def _refused_by_rule(candidates: list[Candidate]) -> list[dict[str, Any]]:
@@ -103,6 +107,12 @@ def _head_lines(space: Space, data: dict[str, Any]) -> list[str]:
     memory = "no memory limit" if limit is None else f"{format_bytes(limit)} each"
     machines = f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device}"
     lines.append(f"  cluster  {machines} = {cluster.devices} devices, {memory}")
+    if (figures := space.machine) is not None:
+        reached = [figures.peak(dtype) * figures.efficiency / 1e9 for dtype in ("float32", "bfloat16")]
+        lines.append(
+            f"  machine  {figures.name}: float32 {reached[0]:,.1f} GFLOP/s, half precision {reached[1]:,.1f} GFLOP/s, "
+            f"memory {figures.memory_bytes_per_s / 1e9:,.1f} GB/s, by the space file"
+        )
     lines.append(
         f"  step     {training['global_batch_size']} samples of {model.sequence_length} tokens = "
         f"{training['tokens_per_step']:,} tokens, {training['dtype']}, {training['optimizer']}"

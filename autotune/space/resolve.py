@@ -13,25 +13,28 @@ from autotune.errors import UserError
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.devices import DEVICES
 from autotune.space.hf_config import read_hf_config
+from autotune.space.machine import Machine
 from autotune.space.model import ModelSpec
 from autotune.space.placeholders import WORD_LISTS, placeholders_in
 from autotune.space.plan import Recompute
+from autotune.space.problems import Problems
 from autotune.space.rope import RopeScaling
 from autotune.space.sections import (
     ClusterSection,
     LinkSection,
+    MachineSection,
     ModelSection,
     SearchSection,
     TrainingSection,
     WorkerSection,
 )
 from autotune.space.settings import ReaderKind, ReaderSettings, SearchLists, WorkerSettings
-from autotune.space.space_file import Problems
 from autotune.space.training import TrainingSpec
 
 __all__ = [
     "DEFAULT_SCHEDULES",
     "resolve_cluster",
+    "resolve_machine",
     "resolve_model",
     "resolve_search",
     "resolve_training",
@@ -147,6 +150,11 @@ def resolve_cluster(section: ClusterSection) -> ClusterSpec:
         intra_node=_link(section.links.intra_node, defaults.intra_node),
         inter_node=_link(section.links.inter_node, defaults.inter_node),
     )
+
+
+def resolve_machine(section: MachineSection, device: str) -> Machine:
+    """The figures of one device for predictions, named `device` if the section doesn't name it."""
+    return Machine(**{**section.model_dump(), "name": section.name or device})
 
 
 def _link(section: LinkSection, default: Link) -> Link:

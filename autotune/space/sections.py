@@ -34,6 +34,7 @@ __all__ = [
     "ClusterSection",
     "LinkSection",
     "LinksSection",
+    "MachineSection",
     "ModelSection",
     "SearchSection",
     "TrainingSection",
@@ -81,6 +82,7 @@ def _as_list(value: Any) -> Any:
 
 Count = Annotated[StrictInt, Field(ge=1, le=2**31 - 1)]
 Number = Annotated[float, BeforeValidator(_number_from_text), Field(gt=0, allow_inf_nan=False)]
+AtLeastZero = Annotated[float, BeforeValidator(_number_from_text), Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, BeforeValidator(_number_from_text), Field(gt=0, le=1)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Time = Annotated[float, BeforeValidator(parse_time)]
@@ -159,6 +161,23 @@ class LinksSection(_Section):
     inter_node: LinkSection = Field(default=LinkSection(), description="between nodes")
 
 
+class MachineSection(_Section):
+    """Figures of one device for predictions, as `autotune calibrate` writes them; see `autotune.space.machine`."""
+
+    name: StrictStr | None = Field(None, description="name of the device; default: cluster.device")
+    peak_flops: Number = Field(description="dense matmul FLOP/s of half precision")
+    peak_flops_float32: Number = Field(description="dense matmul FLOP/s of float32")
+    memory_bytes: Number | None = Field(None, description="memory of the device")
+    memory_bytes_per_s: Number = Field(description="bandwidth of the device's memory")
+    efficiency: Number = Field(1.0, description="share of the peak that large matmuls reach")
+    kernel_s: AtLeastZero = Field(0.0, description="fixed seconds of a kernel")
+    memory_efficiency: Number = Field(0.85, description="share of the memory's bandwidth that kernels reach")
+    attention_efficiency: Number = Field(0.75, description="FLOP/s of attention relative to a large matmul")
+    link_efficiency: Number = Field(0.8, description="share of a link's bandwidth that messages reach")
+    visit_s: AtLeastZero = Field(0.0, description="seconds lost on each visit of a microbatch to a stage")
+    layer_host_s: AtLeastZero = Field(0.0, description="least seconds of one layer's passes together")
+
+
 class ClusterSection(_Section):
     """The machines a plan runs on. Every plan uses all devices."""
 
@@ -167,6 +186,12 @@ class ClusterSection(_Section):
     device: Device = Field("cpu", description="cpu, cuda, or the name of an accelerator")
     memory_limit: Size | None = Field(None, description="most memory a device may use at its peak, such as 8GiB")
     links: LinksSection = Field(default=LinksSection(), description="latency and bandwidth of the network")
+    machine: MachineSection | None = Field(
+        default=None, description="figures of one device for predictions; default: the catalogue's"
+    )
+    file: StrictStr | None = Field(
+        default=None, description="path of a cluster file, relative to the space file; keys beside it override its own"
+    )
 
 
 class TrainingSection(_Section):

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from autotune.schedules import registry
 from autotune.space.cluster import ClusterSpec
+from autotune.space.machine import Machine
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan, spread_layers
 from autotune.space.resolve import (
     resolve_cluster,
+    resolve_machine,
     resolve_model,
     resolve_search,
     resolve_training,
@@ -52,6 +54,7 @@ class Space:
     Attributes:
         name: the study's name, and its folder's.
         worker: the command that runs a plan; None: the built-in worker.
+        machine: figures of one device for predictions; None: the catalogue's. They decide nothing of a run.
         plan_rules: rules beside those of `autotune.space.rules`, such as what a worker's trainer can't run.
         notes: what the reader of the file should know (a baseline that was added, dropout left out).
     """
@@ -63,6 +66,7 @@ class Space:
     search: SearchLists
     trial: TrialSettings = field(default_factory=TrialSettings)
     worker: WorkerSettings | None = None
+    machine: Machine | None = None
     plan_rules: tuple[PlanRule, ...] = field(default=(), compare=False, repr=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
@@ -88,7 +92,7 @@ class Space:
         return plan.fingerprint(self.model, self.cluster, self.training)
 
     def to_yaml(self) -> str:
-        """The space as a file that stands alone: defaults filled in, the Hugging Face config inlined."""
+        """The space as a file that stands alone: defaults filled in, Hugging Face config and cluster file inlined."""
         return space_to_yaml(self)
 
     def _pipelines(self, pp: int) -> tuple[tuple[str, int], ...]:
@@ -141,11 +145,14 @@ def load_space(path: str | Path) -> Space:
     model_notes: tuple[str, ...] = ()
     training_notes: tuple[str, ...] = ()
     search_notes: tuple[str, ...] = ()
+    machine = None
     worker = None if file.worker is None else resolve_worker(file.worker, file.path.parent, problems)
     if file.model is not None:
         model, model_notes = resolve_model(file.model, file.path.parent, problems)
     if file.cluster is not None:
         cluster = resolve_cluster(file.cluster)
+        if file.cluster.machine is not None:
+            machine = resolve_machine(file.cluster.machine, cluster.device)
     if file.training is not None:
         training, training_notes = resolve_training(file.training, worker)
     if file.search is not None and cluster is not None:
@@ -162,4 +169,4 @@ def load_space(path: str | Path) -> Space:
     assert file.trial is not None
     trial = TrialSettings(**file.trial.model_dump())
     notes = (*model_notes, *(training_notes if model.tied_embeddings else ()), *search_notes)
-    return Space(file.name, model, cluster, training, search, trial, worker, notes=notes)
+    return Space(file.name, model, cluster, training, search, trial, worker, machine, notes=notes)

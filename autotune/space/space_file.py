@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import reprlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import UserError
+from autotune.space.cluster_file import with_cluster_file
+from autotune.space.problems import Problems, explain_all, show, unknown_key
 from autotune.space.sections import (
     SECTIONS,
-    TOLD,
     ClusterSection,
     ModelSection,
     SearchSection,
@@ -23,32 +21,15 @@ from autotune.space.settings import WorkerSettings
 from autotune.space.yaml_reader import Place, YamlFile, read_yaml
 
 if TYPE_CHECKING:
+    from autotune.space.machine import Machine
     from autotune.space.space import Space
 
-__all__ = ["TOP_KEYS", "Problems", "SpaceFile", "read_space_file", "space_to_yaml"]
+__all__ = ["NAME_RULE", "TOP_KEYS", "SpaceFile", "can_name_a_study", "read_space_file", "space_to_yaml"]
 
 TOP_KEYS = ("name", *SECTIONS)
+NAME_RULE = "use letters, digits, '.', '_' and '-', at most 100"
 _REQUIRED = ("model", "cluster", "training")
 _OPTIONAL = ("worker",)  # there is none where the file has none; the others have their defaults
-
-
-@dataclass
-class Problems:
-    """Every mistake found in one file, so that the user reads them all at once."""
-
-    file: YamlFile
-    found: list[str] = field(default_factory=list)
-
-    def add(self, place: Place, message: str) -> None:
-        """Notes that the value at `place` is wrong; the message goes on after `file:line: path.in.file`."""
-        self.found.append(f"{self.file.where(place)}: {message}")
-
-    def stop_if_any(self) -> None:
-        """Raises UserError listing everything found so far."""
-        if len(self.found) == 1:
-            raise UserError(self.found[0])
-        if self.found:
-            raise UserError(f"{len(self.found)} problems in the space file:\n" + "\n".join(self.found))
 
 
 @dataclass(frozen=True)
@@ -82,8 +63,11 @@ def read_space_file(path: Path) -> SpaceFile:
     problems = Problems(file)
     for key in file.values:
         if key not in TOP_KEYS:
-            problems.add((str(key),), _unknown_key(key, TOP_KEYS))
-    sections = {name: _read_section(name, file.values, problems) for name in SECTIONS}
+            problems.add((str(key),), unknown_key(key, TOP_KEYS))
+    values = {**file.values}
+    if (cluster := with_cluster_file(values.get("cluster"), path.parent, problems)) is not None:
+        values["cluster"] = cluster
+    sections = {name: _read_section(name, values, problems) for name in SECTIONS}
     return SpaceFile(path=path, name=_read_name(file, problems), problems=problems, **sections)
 
 
@@ -100,87 +84,33 @@ def _read_section(name: str, values: dict[Any, Any], problems: Problems) -> Any:
     try:
         return section.model_validate({} if given is None else given)
     except ValidationError as error:
-        for detail in error.errors(include_url=False):
-            place: Place = (name, *(step for step in detail["loc"] if isinstance(step, (str, int))))
-            problems.add(place, _explain(dict(detail), section))
+        for place, message in explain_all(error, section, (name,)):
+            problems.add(place, message)
     return None
+
+
+def can_name_a_study(name: object) -> bool:
+    """Whether a study can be called so: its name is a folder's, too."""
+    legal = isinstance(name, str) and name[:1].isalnum() and all(c.isalnum() or c in "._-" for c in name)
+    return legal and len(str(name)) <= 100
 
 
 def _read_name(file: YamlFile, problems: Problems) -> str:
     """The study's name: the file's `name`, or the file name without its ending. It becomes a folder name."""
     name = file.values.get("name", file.path.stem)
-    legal = isinstance(name, str) and name[:1].isalnum() and all(c.isalnum() or c in "._-" for c in name)
-    if not legal or len(name) > 100:
+    if not can_name_a_study(name):
         place: Place = ("name",) if "name" in file.values else ()
-        problems.add(place, f"{_show(name)} can't name a study: use letters, digits, '.', '_' and '-', at most 100")
+        problems.add(place, f"{show(name)} can't name a study: {NAME_RULE}")
         return "space"
-    return name
-
-
-def _explain(detail: dict[str, Any], section: Any) -> str:
-    """One message from one pydantic error: the value, the rule, the legal values."""
-    kind, value, context = detail["type"], detail.get("input"), detail.get("ctx", {})
-    shown = _show(value)
-    if kind == "extra_forbidden":
-        return _unknown_key(detail["loc"][-1], _keys_at(section, detail["loc"][:-1]))
-    if kind == "missing":
-        return f"missing; {_description(section, detail['loc'])}"
-    if kind == "literal_error":
-        legal = [part.strip().strip("'") for part in context["expected"].replace(" or ", ", ").split(",")]
-        return f"{shown} is not one of {', '.join(legal)}{_nearest(value, legal)}"
-    if kind == TOLD:
-        return str(detail["msg"])
-    if kind == "value_error":
-        return f"{shown} {context['error']}"
-    texts = {
-        "int_type": "is not a whole number",
-        "float_type": "is not a number",
-        "bool_type": "must be true or false",
-        "string_type": "must be text",
-        "greater_than": f"must be above {context.get('gt')}",
-        "greater_than_equal": f"must be at least {context.get('ge')}",
-        "less_than_equal": f"must be at most {context.get('le')}",
-        "too_short": "must list at least one value",
-        "finite_number": "must be a finite number",
-        "model_type": "must be a mapping of keys",
-        "model_attributes_type": "must be a mapping of keys",
-        "dict_type": "must be a mapping of names to values",
-        "list_type": "must be a list or a text",
-    }
-    return f"{shown} {texts[kind]}" if kind in texts else f"{shown}: {detail['msg']}"
-
-
-def _keys_at(section: Any, loc: tuple[Any, ...]) -> tuple[str, ...]:
-    """Known keys of the mapping at `loc` inside `section`."""
-    for step in loc:
-        section = section.model_fields[step].annotation
-    return tuple(section.model_fields)
-
-
-def _description(section: Any, loc: tuple[Any, ...]) -> str:
-    info = section.model_fields.get(loc[-1])
-    return str(info.description) if info else "a value is needed"
+    return str(name)
 
 
 def _summary(doc: str | None) -> str:
     return (doc or "").split(".")[0].strip().lower()
 
 
-def _unknown_key(key: object, known: tuple[str, ...]) -> str:
-    return f"unknown key {_show(key)}{_nearest(key, known)}; known: {', '.join(known)}"
-
-
-def _nearest(value: object, known: Any) -> str:
-    close = difflib.get_close_matches(str(value).lower().replace("-", "_"), list(known), n=1, cutoff=0.5)
-    return f", did you mean {close[0]}?" if close else ""
-
-
-def _show(value: object) -> str:
-    return reprlib.repr(value)
-
-
 def space_to_yaml(space: Space) -> str:
-    """The space as YAML with every default filled in and the Hugging Face config inlined.
+    """The space as YAML with every default filled in and the Hugging Face config and the cluster file inlined.
 
     Reading it back gives an equal space, wherever the file lies.
     """
@@ -199,6 +129,7 @@ def space_to_yaml(space: Space) -> str:
                 "intra_node": _link_values(cluster.intra_node),
                 "inter_node": _link_values(cluster.inter_node),
             },
+            **({} if space.machine is None else {"machine": _machine_values(space.machine)}),
         },
         "training": {key: getattr(training, key) for key in TrainingSection.model_fields},
         "search": {
@@ -245,6 +176,10 @@ def _worker_values(worker: WorkerSettings) -> dict[str, Any]:
         "reader": read,
         "python_hooks": worker.python_hooks,
     }
+
+
+def _machine_values(figures: Machine) -> dict[str, Any]:
+    return {key: value for key, value in asdict(figures).items() if value is not None}
 
 
 def _link_values(link: Any) -> dict[str, float]:

@@ -28,12 +28,12 @@ def parse_size(value: object) -> int:
 
 
 def parse_time(value: object) -> float:
-    """Seconds from `15us`, `2ms`, `1.5s` or a plain number of seconds.
+    """Seconds from `15us`, `2ms`, `1.5s` or a plain number of seconds; 0 is a time.
 
     Raises:
         ValueError: not a time; the message gives the legal spellings.
     """
-    return _parse(value, _SECONDS, "a time", "such as 15us, 2ms, 1.5s or a number of seconds")
+    return _parse(value, _SECONDS, "a time", "such as 15us, 2ms, 1.5s or a number of seconds", zero=True)
 
 
 def parse_bandwidth(value: object) -> float:
@@ -46,7 +46,7 @@ def parse_bandwidth(value: object) -> float:
     return _parse(value, _PER_SECOND, "a bandwidth", legal)
 
 
-def _parse(value: object, units: dict[str, float] | dict[str, int], what: str, legal: str) -> float:
+def _parse(value: object, units: dict[str, float] | dict[str, int], what: str, legal: str, zero: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(f"is not {what}; write it {legal}")
     if isinstance(value, str):
@@ -57,8 +57,8 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], what: str, l
         number = float(match["number"].replace("_", "")) * (units[unit] if unit else 1)
     else:
         number = float(value)
-    if not 0 < number < float("inf"):
-        raise ValueError(f"must be {what} above 0; write it {legal}")
+    if not (0 < number < float("inf") or (zero and number == 0)):
+        raise ValueError(f"must be {what} {'of at least' if zero else 'above'} 0; write it {legal}")
     return number
 
 

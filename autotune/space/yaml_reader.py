@@ -45,8 +45,11 @@ def place_text(place: Place) -> str:
     return text
 
 
-def read_yaml(path: Path) -> YamlFile:
+def read_yaml(path: Path, what: str = "space file", sections: str = "model, cluster, training, search") -> YamlFile:
     """Parses `path`, one YAML document with a mapping at its top.
+
+    Args:
+        what, sections: the file, and what its mapping holds, in messages.
 
     Raises:
         UserError: the file can't be read or isn't such a document, or a key stands twice in one mapping (every one is
@@ -55,7 +58,7 @@ def read_yaml(path: Path) -> YamlFile:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path}: can't read the space file: {error.strerror}") from error
+        raise UserError(f"{path}: can't read the {what}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a UTF-8 text file: {error.reason} at byte {error.start}") from error
     try:
@@ -67,7 +70,7 @@ def read_yaml(path: Path) -> YamlFile:
     if root is None:
         raise UserError(f"{path}: the file is empty")
     if not isinstance(values, dict):
-        raise UserError(f"{path}: the file must hold a mapping of sections (model, cluster, training, search)")
+        raise UserError(f"{path}: the file must hold a mapping of sections ({sections})")
     lines: dict[Place, int] = {}
     twice: list[str] = []
     _walk(root, (), lines, twice, set())

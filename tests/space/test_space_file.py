@@ -10,8 +10,9 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.space.devices import DEVICES
+from autotune.space.machine import Machine
 from autotune.space.rules import RULES
-from autotune.space.sections import SECTIONS, LinkSection, LinksSection
+from autotune.space.sections import SECTIONS, LinkSection, LinksSection, MachineSection
 from autotune.space.space import Space, load_space
 from autotune.space.units import parse_bandwidth, parse_size, parse_time
 
@@ -113,6 +114,13 @@ def test_an_accelerator_brings_its_memory_unless_the_file_lifts_the_limit(load: 
             "cluster.links.intra_node.latancy",
             "latency",
         ),
+        (
+            GOOD.replace("devices_per_node: 4", "devices_per_node: 4, machine: {peak_flop: 1}"),
+            "cluster.machine.peak_flop",
+            "peak_flops",
+        ),
+        (GOOD.replace("heads: 4", "heads: 4, rope_scaling: {kin: linear}"), "model.rope_scaling.kin", "kind"),
+        (GOOD + "worker: {command: run, reader: {kinds: json}}", "worker.reader.kinds", "kind"),
     ],
 )
 def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_known_one(
@@ -317,6 +325,15 @@ def test_the_documentation_lists_exactly_the_keys_with_their_defaults(name: str)
             assert told[key] == f"`[{', '.join(map(str, info.default))}]`"
         elif isinstance(info.default, (bool, int, float, str)):
             assert told[key] == f"`{str(info.default).lower() if isinstance(info.default, bool) else info.default}`"
+
+
+def test_the_documentation_lists_exactly_the_figures_of_a_machine_with_their_defaults() -> None:
+    text = (ROOT / "docs" / "space-file.md").read_text().partition("| figure |")[2].partition("\n\n")[0]
+    told = dict(re.findall(r"^\| `([a-z0-9_]+)` \| (.+?) \|", text, re.MULTILINE))
+    assert list(told) == list(MachineSection.model_fields) == list(Machine.__dataclass_fields__)
+    for key, info in MachineSection.model_fields.items():
+        default = {"name": "`device`", "memory_bytes": "-"}.get(key, f"`{info.default}`")
+        assert told[key] == ("needed" if info.is_required() else default)
 
 
 def test_the_documentation_lists_exactly_the_rules() -> None:
