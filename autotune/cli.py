@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from autotune import __version__, cli_predict, cli_search
+from autotune import __version__, cli_calibrate, cli_predict, cli_search
 from autotune.cli_common import CTRL_C, EPILOG, NOTHING_FEASIBLE, USER_MISTAKE, Json, StudyDir, print_json
 from autotune.cli_schedule import schedule_app
 from autotune.errors import UserError
@@ -169,6 +169,7 @@ def export(
 
 app.add_typer(schedule_app)
 cli_predict.mount(app)
+cli_calibrate.mount(app, epilog=EPILOG)
 
 
 def main() -> None:
