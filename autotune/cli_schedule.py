@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli_schedule_best import best
+from autotune.cli_schedule_limits import check_drawing, check_limit, check_size, check_times, parse_pass_times
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
@@ -86,26 +87,12 @@ def show_schedule(
     problem = kind.stages_problem(stages)
     if problem:
         raise UserError(problem)
-    if not 0 <= comm < float("inf"):
-        raise UserError(f"--comm must be a number from 0 up, not {comm}")
+    check_times((forward, backward, weight), comm)
+    check_limit(memory_limit)
+    check_size(devices, microbatches, stages, kind.split_backward)
     costs = PassCosts.uniform(make_placement(kind.placement, devices, stages), forward, backward, weight, comm)
     schedule = build(name, devices, microbatches, stages, memory_limit=memory_limit, costs=costs)
     _emit(render(simulate(schedule, costs), output, anatomy=anatomy, memory=memory, to_file=out is not None), out)
-
-
-def parse_pass_times(text: str) -> tuple[float, float, float]:
-    """`1,1.5,0.6` as the times of F, B and W.
-
-    Raises:
-        UserError: not three numbers from 0 up, or all of them 0.
-    """
-    try:
-        times = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        times = ()
-    if len(times) != 3 or not all(0 <= time < float("inf") for time in times) or sum(times) == 0:
-        raise UserError(f"--pass-times must be three numbers F,B,W from 0 up, such as 1,1,1, not {text!r}")
-    return times[0], times[1], times[2]
 
 
 def render(timeline: Timeline, output: Format, *, anatomy: bool, memory: bool, to_file: bool) -> str:
@@ -125,6 +112,7 @@ def render(timeline: Timeline, output: Format, *, anatomy: bool, memory: bool, t
         from autotune.report.schedule_svg import schedule_svg
 
         return anatomy_svg(timeline) if anatomy else schedule_svg(timeline, memory=memory)
+    check_drawing(timeline)
     import os
     import shutil
 

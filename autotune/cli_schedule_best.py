@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.cli_schedule_limits import check_limit, check_size, check_times, parse_pass_times
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
@@ -77,9 +78,13 @@ def best(
 ) -> None:
     """Find the fastest schedule for real costs within a memory limit, over placements, and say which and why."""
     from autotune.schedules.engine import FULL, QUICK, best_schedule, memory_front, smallest_memory
+    from autotune.schedules.engine.best import MAX_STAGES_PER_DEVICE
 
+    stages = MAX_STAGES_PER_DEVICE if placement is None else {"linear": 1, "v": 2}.get(placement, MAX_STAGES_PER_DEVICE)
+    check_size(devices, microbatches, stages if stages_per_device is None else stages_per_device, not fused)
     source, file_limit = _costs(devices, pass_times, comm, costs, balance)
     limit = file_limit if memory_limit is None else _parse_limit(memory_limit)
+    check_limit(limit)
     if front and slowdown is not None:
         raise UserError("--front and --slowdown exclude each other")
     common = {
@@ -112,7 +117,6 @@ def _costs(
     devices: int, pass_times: str, comm: float, path: Path | None, balance: bool
 ) -> tuple[CostSource, float | tuple[float, ...] | None]:
     """The cost source, and the limit the costs file gives."""
-    from autotune.cli_schedule import parse_pass_times
     from autotune.schedules.engine import uniform_share
 
     if path is not None:
@@ -125,9 +129,8 @@ def _costs(
         return read.source(devices, balance), limit
     if balance:
         raise UserError("--balance needs a --costs file with the costs of layers")
-    if not 0 <= comm < float("inf"):
-        raise UserError(f"--comm must be a number from 0 up, not {comm}")
     forward, backward, weight = parse_pass_times(pass_times)
+    check_times((forward, backward, weight), comm)
     return uniform_share(forward, backward, weight, comm), None
 
 

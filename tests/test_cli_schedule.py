@@ -195,11 +195,28 @@ def test_out_writes_a_file(tmp_path: Path) -> None:
         (("1f1b", "--devices", "2", "--microbatches", "2", "--pass-times", "1,-1,1"), "three numbers F,B,W"),
         (("1f1b", "--devices", "2", "--microbatches", "2", "--comm", "-1"), "--comm must be a number from 0 up"),
         (("1f1b", "--devices", "2", "--microbatches", "2", "--memory-limit", "1"), "takes no limit"),
+        (("1f1b", "--devices", "2", "--microbatches", "2", "--pass-times", "nan,1,1"), "three numbers F,B,W"),
+        (("1f1b", "--devices", "2", "--microbatches", "2", "--pass-times", "inf,1,1"), "three numbers F,B,W"),
+        (("1f1b", "--devices", "2", "--microbatches", "2", "--pass-times", "1e308,1e308,1e308"), "from 1e-09 to 1e"),
+        (("1f1b", "--devices", "2", "--microbatches", "2", "--pass-times", "1e-300,0,0"), "from 1e-09 to 1e"),
+        (("1f1b", "--devices", "2", "--microbatches", "2", "--pass-times", "1e-9,1e12,0"), "from 1e-09 to 1e"),
+        (("1f1b", "--devices", "2", "--microbatches", "2", "--comm", "1e300"), "--comm holds 1e.300"),
+        (("1f1b", "--devices", "2", "--microbatches", "2", "--comm", "nan"), "--comm must be a number from 0 up"),
+        (("zb-1p", "--devices", "2", "--microbatches", "2", "--memory-limit", "nan"), "--memory-limit must be"),
+        (("1f1b", "--devices", "4", "--microbatches", "2000", "--pass-times", "1,1e5,0"), "--format svg, json"),
+        (("1f1b", "--devices", "100000", "--microbatches", "100000"), "20,000,000,000 passes, more than the 2,000,000"),
     ],
 )
 def test_mistakes_are_named(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         run("show", *arguments)
+
+
+@pytest.mark.parametrize("times", ["1e12,1e12,1e12", "1e-9,1e-9,1e-9", "1,1e6,0"])
+def test_times_up_to_the_limits_keep_the_shape_of_the_schedule(times: str) -> None:
+    forward, backward, weight = (float(part) for part in times.split(","))
+    shown = json.loads(show("1f1b", "--format", "json", "--pass-times", times))
+    assert shown["makespan"] == pytest.approx((8 + 3) * (forward + backward + weight), rel=1e-9)
 
 
 def test_a_mistake_ends_with_exit_code_2_and_no_traceback() -> None:

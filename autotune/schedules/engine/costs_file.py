@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from autotune.errors import UserError
 from autotune.schedules.costs import PassCosts
@@ -23,8 +23,17 @@ from autotune.schedules.engine.sources import (
 
 __all__ = ["CostsFile", "read_costs"]
 
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+def _calculable(time: float) -> float:
+    # Sums over millions of passes stay far from where floats overflow or vanish.
+    if time and time < 1e-9:
+        raise ValueError("a time must be 0 or from 1e-09 to 1e+12; choose another unit")
+    return time
+
+
+Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False), AfterValidator(_calculable)]
+Memory = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
+Limit = Annotated[float, Field(gt=0, le=1e24, allow_inf_nan=False)]
 
 
 class _Strict(BaseModel):
@@ -34,11 +43,11 @@ class _Strict(BaseModel):
 class _Share(_Strict):
     """Costs of one microbatch on one part of the model."""
 
-    forward: Amount
-    backward: Amount
-    weight: Amount
-    activation: Amount = 1.0
-    kept: Amount | None = None
+    forward: Time
+    backward: Time
+    weight: Time
+    activation: Memory = 1.0
+    kept: Memory | None = None
 
     @model_validator(mode="after")
     def _kept_is_a_part(self) -> _Share:
@@ -55,10 +64,10 @@ class _Share(_Strict):
 class _Extra(_Share):
     """What embedding or head adds to its stage."""
 
-    forward: Amount = 0.0
-    backward: Amount = 0.0
-    weight: Amount = 0.0
-    activation: Amount = 0.0
+    forward: Time = 0.0
+    backward: Time = 0.0
+    weight: Time = 0.0
+    activation: Memory = 0.0
 
 
 class _Layers(_Share):
@@ -70,8 +79,8 @@ class _Layers(_Share):
 class _Latency(_Strict):
     """Latency of a hop inside a node and between nodes."""
 
-    intra_node: Amount
-    inter_node: Amount
+    intra_node: Time
+    inter_node: Time
     devices_per_node: Annotated[int, Field(ge=1)]
 
 
@@ -87,13 +96,13 @@ class CostsFile(_Strict):
         memory_limit: most activation of a device: one number, or one per device.
     """
 
-    latency: Amount | _Latency = 0.0
+    latency: Time | _Latency = 0.0
     device: _Share | None = None
     stages: Annotated[list[_Share], Field(min_length=1)] | None = None
     layers: _Layers | Annotated[list[_Share], Field(min_length=1)] | None = None
     embedding: _Extra | None = None
     head: _Extra | None = None
-    memory_limit: Positive | list[Positive] | None = None
+    memory_limit: Limit | list[Limit] | None = None
 
     @model_validator(mode="after")
     def _one_kind_of_costs(self) -> CostsFile:
@@ -102,6 +111,23 @@ class CostsFile(_Strict):
             raise ValueError(f"give exactly one of device, stages and layers, not {', '.join(given) or 'none of them'}")
         if (self.embedding or self.head) and self.layers is None:
             raise ValueError("embedding and head go with layers; add them to the first and last of the stages instead")
+        return self
+
+    @model_validator(mode="after")
+    def _times_compare(self) -> CostsFile:
+        shares: list[_Share] = [share for share in (self.device, self.embedding, self.head) if share is not None]
+        shares += self.stages or []
+        shares += [self.layers] if isinstance(self.layers, _Layers) else self.layers or []
+        given = [time for share in shares for time in (share.forward, share.backward, share.weight)]
+        latency = self.latency
+        given += [latency.intra_node, latency.inter_node] if isinstance(latency, _Latency) else [latency]
+        above = [time for time in given if time]
+        # Beyond this the short times are rounding errors of the long ones.
+        if above and max(above) > 1e9 * min(above):
+            raise ValueError(
+                f"times and latencies range from {min(above):g} to {max(above):g}: none may be more than a billion "
+                "times another, unless it is 0"
+            )
         return self
 
     def hop(self, devices: int) -> Hop:

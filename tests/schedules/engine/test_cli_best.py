@@ -96,6 +96,16 @@ def test_a_costs_file_replaces_times_and_brings_its_limit(tmp_path: Path) -> Non
     assert found["makespan"] <= even["makespan"]
 
 
+@pytest.mark.parametrize("times", ["1e12,1e12,1e12", "1e-6,1e-6,1e-6", "1e-9,1,0", "1e9,1e2,1"])
+@pytest.mark.parametrize("comm", ["0", "1e-3", "1"])
+def test_times_up_to_the_limits_are_scheduled(times: str, comm: str) -> None:
+    forward, backward, weight = (float(part) for part in times.split(","))
+    latency = float(comm) * max(forward, backward, weight)
+    found = json.loads(run("--pass-times", times, "--comm", f"{latency}", "--format", "json"))
+    assert found["valid"]
+    assert found["makespan"] >= found["lower_bound"] * (1 - 1e-9) >= 8 * (forward + backward + weight) * (1 - 1e-9)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -107,6 +117,12 @@ def test_a_costs_file_replaces_times_and_brings_its_limit(tmp_path: Path) -> Non
         (["--slowdown", "5", "--memory-limit", "2"], "give no --memory-limit"),
         (["--placement", "v", "--stages-per-device", "4"], "exactly 2"),
         (["--costs", "none.yaml"], "--costs replaces"),
+        (["--pass-times", "1e300,1e300,1e300"], "from 1e-09 to 1e"),
+        (["--pass-times", "nan,1,1"], "three numbers F,B,W"),
+        (["--pass-times", "1e-6,1,1", "--comm", "1e6"], "1e-06 to 1e.06: none may be more than"),
+        (["--memory-limit", "inf"], "--memory-limit must be a number above 0"),
+        (["--memory-limit", "3,nan,3,3"], "--memory-limit must be a number above 0"),
+        (["--devices", "100000", "--microbatches", "100000"], "more than the 2,000,000"),
     ],
 )
 def test_mistakes_are_told(arguments: list[str], message: str) -> None:

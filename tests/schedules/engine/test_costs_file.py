@@ -84,3 +84,18 @@ def test_a_missing_file_and_balance_without_layers_are_told(tmp_path: Path) -> N
     file = read_costs(written(tmp_path, "device: {forward: 1, backward: 1, weight: 1}\n"))
     with pytest.raises(UserError, match="needs the costs of layers"):
         file.source(4, balance=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("device: {forward: 1e300, backward: 1e300, weight: 1e300}\n", "device.forward"),
+        ("device: {forward: 1e-300, backward: 0, weight: 0}\n", "0 or from 1e-09"),
+        ("device: {forward: 1, backward: .nan, weight: 1}\n", "device.backward"),
+        ("device: {forward: 1, backward: 1, weight: 1, activation: 1e300}\n", "device.activation"),
+        ("latency: 1e-9\ndevice: {forward: 10, backward: 1, weight: 1}\n", "from 1e-09 to 10: none may be"),
+    ],
+)
+def test_costs_that_cannot_be_calculated_with_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_costs(written(tmp_path, text))
