@@ -13,29 +13,6 @@ PACKAGE = Path(__file__).parents[1] / "autotune"
 LAYERS = ({"search", "report"}, {"export"}, {"profiling"}, {"results"}, {"cost"}, {"space"}, {"schedules"})
 LIGHT = ("schedules", "space", "cost")
 HEAVY = ("torch", "optuna", "pandas")
-# Parts of `profiling` that run in the tuner, which never loads torch.
-TUNER_SIDE = (
-    "command",
-    "launcher",
-    "pool",
-    "supervised",
-    "supervisor",
-    "process_tree",
-    "watch",
-    "heartbeat",
-    "rank_entry",
-    "protocol",
-    "assess",
-    "attempts",
-    "cause",
-    "log_lines",
-    "log_reader",
-    "outcome",
-    "rank_files",
-    "result_file",
-    "virtual_clock",
-    "cores",
-)
 
 
 def imports(path: Path, typing_too: bool = True) -> Iterator[tuple[str, int]]:
@@ -94,10 +71,64 @@ def test_light_layers_never_import_torch_optuna_or_pandas(layer: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", TUNER_SIDE)
-def test_tuner_side_of_profiling_never_imports_torch(name: str) -> None:
-    found = [module for module, _ in imports(PACKAGE / "profiling" / f"{name}.py") if module.split(".")[0] in HEAVY]
-    assert not found
+def source_of(module: str) -> Path | None:
+    """The file of a module of the package; None when `module` names no module (but, say, a function of one)."""
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+def loaded_with(start: Path) -> set[Path]:
+    """Files of the package that importing every module of the folder `start` can load, those in functions too.
+
+    An import of `a.b.c` runs the packages `a` and `a.b` as well; `from a import b` may mean a module b. A file beside
+    it whose name it spells out (`rank_entry.py`) is a script it starts.
+    """
+    found = set()
+    waiting = sorted(start.rglob("*.py"))
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.add(path)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {module for module, _ in imports(path, typing_too=False)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in names:
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
+                waiting += [script for script in (path.parent / node.value,) if script.is_file()]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "autotune":
+                prefixes = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+                waiting += [file for prefix in prefixes if (file := source_of(prefix)) is not None]
+    return found
+
+
+def test_nothing_that_the_tuner_loads_imports_torch() -> None:
+    files = loaded_with(PACKAGE / "search")
+    wrong = [
+        f"{path}:{line}: {module}"
+        for path in sorted(files)
+        for module, line in imports(path, typing_too=False)
+        if module.split(".")[0] == "torch" or (path.parent.name == "profiling" and module.split(".")[0] in HEAVY)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_tuner_side_reaches_the_launcher_but_not_the_worker() -> None:
+    loaded = {path.stem for path in loaded_with(PACKAGE / "search") if path.parent.name == "profiling"}
+    assert {"launcher", "pool", "supervisor", "rank_entry", "process_tree"} <= loaded
+    assert not {"worker", "mesh", "device"} & loaded
+
+
+def test_a_module_that_search_comes_to_import_is_looked_at(tmp_path: Path) -> None:
+    folder = tmp_path / "tuner"
+    folder.mkdir()
+    (folder / "new.py").write_text("def later():\n    from autotune.profiling import worker\n")
+    assert PACKAGE / "profiling" / "worker.py" in loaded_with(folder)
+    (folder / "new.py").write_text("if TYPE_CHECKING:\n    from autotune.profiling import worker\n")
+    assert loaded_with(folder) == {folder / "new.py"}
 
 
 def test_every_folder_of_the_package_is_a_known_layer() -> None:
