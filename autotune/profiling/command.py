@@ -15,6 +15,7 @@ from pathlib import Path
 from autotune.errors import UserError
 from autotune.profiling.process_tree import MARKER
 from autotune.profiling.protocol import TrialRequest
+from autotune.profiling.rank_files import RESULT_FILE
 from autotune.space.placeholders import (
     PLACEHOLDERS,
     WORD_LISTS,
@@ -30,7 +31,6 @@ __all__ = [
     "DEFAULT_WORKER",
     "ELASTIC_LOGS",
     "PLAN_FILE",
-    "RESULT_FILE",
     "Starter",
     "WorkerCommand",
     "environment",
@@ -44,7 +44,6 @@ ELASTIC_LOGS = ".torchrun"
 """Torch's launcher insists on a log folder of its own; it stays empty, ranks log by `rank_entry`."""
 
 PLAN_FILE = "plan.json"
-RESULT_FILE = "result.json"
 
 HANG_TIMEOUT_S = 300.0
 """Of a worker whose ranks tell their progress: more than twice what a rank waits for its peers in one collective."""

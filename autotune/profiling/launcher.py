@@ -6,17 +6,20 @@ The tuner starts a supervisor (`autotune.profiling.supervisor`), the supervisor 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from autotune.errors import UserError
 from autotune.profiling.command import PLAN_FILE, WorkerCommand, started_ranks
 from autotune.profiling.protocol import TrialRequest
+from autotune.profiling.rank_files import drop_results
 from autotune.profiling.supervised import SupervisedLaunch
 from autotune.profiling.supervisor import Ending, LaunchSpec
 
-__all__ = ["launch", "prepare_folder", "trial_folder"]
+__all__ = ["empty_folder", "launch", "prepare_folder", "trial_folder"]
 
 _POLL_S = 0.1
 
@@ -26,10 +29,36 @@ def trial_folder(logs: Path, trial: int) -> Path:
     return logs / f"trial-{trial:04d}"
 
 
+def empty_folder(folder: Path, inside: Path) -> None:
+    """Delete what an earlier trial, of this study or another, left in `folder`. Links are deleted, not followed.
+
+    Raises:
+        UserError: the folder is not within `inside`, the folder of the study, or can't be emptied.
+    """
+    if not folder.parent.resolve().is_relative_to(inside.resolve()):
+        raise UserError(f"{folder} lies outside of {inside}, by a link; trials are only kept inside of it")
+    try:
+        if folder.is_symlink() or folder.is_file():
+            folder.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            for path in list(folder.iterdir()):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+    except OSError as error:
+        raise UserError(f"cannot empty {folder}: {error.strerror}") from error
+
+
 def prepare_folder(request: TrialRequest, folder: Path) -> None:
-    """Make the folder of a trial and write its request and its plan. Raises UserError if that is impossible."""
+    """Make the folder of a launch: with its request and its plan, and no result of another launch.
+
+    Raises:
+        UserError: the folder can't be written, or such a result can't be deleted.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        drop_results(folder)
         (folder / "request.json").write_text(json.dumps(request.to_dict()), encoding="utf-8")
         (folder / PLAN_FILE).write_text(json.dumps(request.plan.to_dict()), encoding="utf-8")
     except OSError as error:

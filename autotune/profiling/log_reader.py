@@ -5,14 +5,13 @@ from __future__ import annotations
 import glob
 import math
 import re
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.profiling.log_lines import LineParser, LogLine, line_parser
-from autotune.profiling.outcome import NoMeasurement
+from autotune.profiling.outcome import NoMeasurement, make_measurement, require_finite_loss
 from autotune.profiling.protocol import TrialRequest
 from autotune.results.measurement import Measurement
 from autotune.space.settings import ReaderSettings
@@ -49,25 +48,16 @@ def read_logs(request: TrialRequest, reader: ReaderSettings, folder: Path, log: 
     """
     found = _read(request, reader, folder, log)
     for step, loss in sorted(found.losses.items()):
-        if not math.isfinite(loss):
-            raise NoMeasurement("non-finite", f"the loss of step {step} is {loss}")
+        require_finite_loss(loss, f"the loss of step {step} is")
     seconds = [time for _, (time, _) in sorted(found.times.items())]
     told = sum(count for _, count in found.times.values())
     if told < request.measured_steps:
         raise NoMeasurement("no-result", f"the worker ended well, but {_told(reader, told, log)}; {_wanted(request)}")
-    if not all(math.isfinite(time) and time > 0 for time in seconds):
-        raise NoMeasurement("invalid", f"step times of {seconds} s")
     if not found.losses and reader.kind != "regex":
         raise NoMeasurement("invalid", "the logs tell no loss, so nothing shows that the model was trained")
-    return Measurement(
-        clock="wall",
-        step_time_s=statistics.median(seconds),
-        step_time_min_s=min(seconds),
-        step_time_max_s=max(seconds),
-        step_time_std_s=statistics.stdev(seconds) if len(seconds) > 1 else 0.0,
-        step_time_wall_s=statistics.median(seconds),
-        peak_memory_bytes_per_rank=tuple(peak for _, peak in sorted(found.peaks.items())) or None,
-        bubble_rate=None,
+    return make_measurement(
+        seconds,
+        peaks=tuple(peak for _, peak in sorted(found.peaks.items())) or None,
         loss=found.losses[max(found.losses)] if found.losses else None,
         torch="",
         device=request.cluster.device,

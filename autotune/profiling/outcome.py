@@ -1,10 +1,14 @@
-"""What is said of a trial whose results can't be used: its state and why. No torch."""
+"""What a trial gave: its numbers, or the state and the reason of a trial that has none. No torch."""
 
 from __future__ import annotations
 
-from autotune.results.measurement import State
+import math
+import statistics
+from collections.abc import Sequence
 
-__all__ = ["NoMeasurement"]
+from autotune.results.measurement import Clock, Measurement, State
+
+__all__ = ["NoMeasurement", "make_measurement", "require_finite_loss"]
 
 
 class NoMeasurement(Exception):  # noqa: N818  it is an answer, no error
@@ -14,3 +18,51 @@ class NoMeasurement(Exception):  # noqa: N818  it is an answer, no error
         super().__init__(reason)
         self.state: State = state
         self.reason = reason
+
+
+def require_finite_loss(loss: float, what: str) -> None:
+    """Raises NoMeasurement with the state `non-finite` and the reason `WHAT LOSS` if the loss is no number."""
+    if not math.isfinite(loss):
+        raise NoMeasurement("non-finite", f"{what} {loss}")
+
+
+def make_measurement(
+    step_times_s: Sequence[float],
+    *,
+    source: str = "",
+    clock: Clock = "wall",
+    wall_s: Sequence[float] | None = None,
+    peaks: tuple[int, ...] | None,
+    bubble_rate: float | None = None,
+    loss: float | None,
+    torch: str,
+    device: str,
+) -> Measurement:
+    """The numbers of a trial from the times of its measured steps.
+
+    Args:
+        source: where the times are from, for the reason; such as `result.json: `.
+        wall_s: the times of the steps by the wall clock, if `clock` is another; at least one.
+        peaks: bytes of every rank.
+
+    Raises:
+        NoMeasurement: a time is no positive number (`invalid`), or the loss is none (`non-finite`).
+    """
+    if loss is not None:
+        require_finite_loss(loss, f"{source}the loss is")
+    times = list(step_times_s)
+    if not times or not all(math.isfinite(time) and time > 0 for time in times):
+        raise NoMeasurement("invalid", f"{source}step times of {times} s")
+    return Measurement(
+        clock=clock,
+        step_time_s=statistics.median(times),
+        step_time_min_s=min(times),
+        step_time_max_s=max(times),
+        step_time_std_s=statistics.stdev(times) if len(times) > 1 else 0.0,
+        step_time_wall_s=statistics.median(times if wall_s is None else wall_s),
+        peak_memory_bytes_per_rank=peaks,
+        bubble_rate=bubble_rate,
+        loss=loss,
+        torch=torch,
+        device=device,
+    )

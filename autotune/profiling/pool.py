@@ -68,7 +68,7 @@ class RankPool:
         running.limit(time_limit_s, hang_timeout_s)
         self._post({"request": str(folder / "request.json"), "out": str(folder)})
         try:
-            ending = self._wait(running, request.plan.devices, folder, should_stop)
+            ending = self._wait(running, request, folder, should_stop)
         except BaseException:
             self.close()
             raise
@@ -108,13 +108,14 @@ class RankPool:
         self._jobs += 1
 
     def _wait(
-        self, running: SupervisedLaunch, ranks: int, folder: Path, should_stop: Callable[[], bool]
+        self, running: SupervisedLaunch, request: TrialRequest, folder: Path, should_stop: Callable[[], bool]
     ) -> Ending | None:
-        """None when every rank reported `ok`; else how the launch ended."""
+        """None when every rank reported `ok` for this request; else how the launch ended."""
+        ranks, request_id = request.plan.devices, request.id
         while (ending := running.poll(_POLL_S)) is None:
             if should_stop():
                 running.stop()
-            elif all(_is_ok(folder / f"rank-{rank}.json") for rank in range(ranks)):
+            elif all(_is_ok(folder / f"rank-{rank}.json", request_id) for rank in range(ranks)):
                 return None
         return ending
 
@@ -127,7 +128,8 @@ class RankPool:
                     shutil.copy(path, target)
 
 
-def _is_ok(path: Path) -> bool:
+def _is_ok(path: Path, request_id: str) -> bool:
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        return json.loads(path.read_text(encoding="utf-8")).get("state") == "ok"
+        report = json.loads(path.read_text(encoding="utf-8"))
+        return report.get("state") == "ok" and report.get("request_id") == request_id
     return False

@@ -16,10 +16,10 @@ import traceback
 from typing import Any
 
 from autotune.profiling.device import Device, make_device
+from autotune.profiling.failure import failure_state
 from autotune.profiling.profile_records import DeviceKey, PassesKey
 from autotune.profiling.solo_world import SoloWorld
 from autotune.profiling.stage_profile import measure_device, measure_passes
-from autotune.profiling.worker import failure_state
 from autotune.space.model import ModelSpec
 
 __all__ = ["main"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -42,8 +43,17 @@ class TrialRequest:
     measure_memory: bool = True
     collective_timeout_s: float = 120.0
 
+    @property
+    def id(self) -> str:
+        """16 hex digits of everything in the request, which its reports echo: equal for equal requests only."""
+        text = json.dumps(self._values(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     def to_dict(self) -> dict:
-        """Plain JSON values; `from_dict` reads them back."""
+        """Plain JSON values, with the `id`; `from_dict` reads them back."""
+        return {"id": self.id, **self._values()}
+
+    def _values(self) -> dict:
         return {
             "version": PROTOCOL_VERSION,
             "trial": self.trial,
@@ -98,6 +108,7 @@ class RankReport:
     """What one rank writes to `rank-N.json` when it is done (or has failed).
 
     Attributes:
+        request_id: `id` of the request that was run. A report that says `ok` counts only for that request.
         state: `ok`, `oom`, `failed`, or `launcher` when the ranks couldn't reach each other.
         error: last lines of the failure, empty if none.
         failed_at: UNIX time of the failure, so that the first failing rank can be told from its followers.
@@ -119,6 +130,7 @@ class RankReport:
 
     rank: int
     state: Literal["ok", "oom", "failed", "launcher"]
+    request_id: str = ""
     error: str = ""
     failed_at: float | None = None
     step_wall_s: tuple[float, ...] = ()

@@ -12,8 +12,10 @@ from autotune.profiling.protocol import RankReport
 
 __all__ = [
     "MAIN",
+    "RESULT_FILE",
     "RankExit",
     "RankFailure",
+    "drop_results",
     "last_lines",
     "last_of",
     "read_exit",
@@ -21,6 +23,9 @@ __all__ = [
     "read_report",
     "where_it_stands",
 ]
+
+RESULT_FILE = "result.json"
+"""The one result of a worker whose ranks write no reports."""
 
 MAIN = -1
 """Rank of a process that has none, such as a launcher or a worker that starts its own ranks."""
@@ -56,6 +61,14 @@ class RankFailure:
     error: str
     at: float | None
     device: str
+
+
+def drop_results(folder: Path) -> None:
+    """Delete what an earlier launch wrote, so that nothing of it passes for this one's. Raises OSError."""
+    for pattern in ("rank-*", "main.*", "launcher.log", RESULT_FILE):
+        for path in folder.glob(pattern):
+            if path.is_symlink() or not path.is_dir():
+                path.unlink()
 
 
 def read_report(folder: Path, rank: int) -> RankReport | None:

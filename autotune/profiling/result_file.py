@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from pathlib import Path
 from typing import Any
 
-from autotune.profiling.outcome import NoMeasurement
+from autotune.profiling.outcome import NoMeasurement, make_measurement
 from autotune.profiling.protocol import TrialRequest
 from autotune.results.measurement import Measurement, State
 
@@ -62,20 +61,10 @@ def read_result(request: TrialRequest, path: Path) -> Measurement | None:
 
 def _measurement(request: TrialRequest, values: dict[str, Any], name: str) -> Measurement:
     loss = None if values.get("loss") is None else _number(values["loss"], f"{name}: loss")
-    if loss is not None and not math.isfinite(loss):
-        raise NoMeasurement("non-finite", f"{name}: the loss is {loss}")
-    seconds = _step_times(request, values, name)
-    if not all(math.isfinite(time) and time > 0 for time in seconds):
-        raise NoMeasurement("invalid", f"{name}: step times of {seconds} s")
-    return Measurement(
-        clock="wall",
-        step_time_s=statistics.median(seconds),
-        step_time_min_s=min(seconds),
-        step_time_max_s=max(seconds),
-        step_time_std_s=statistics.stdev(seconds) if len(seconds) > 1 else 0.0,
-        step_time_wall_s=statistics.median(seconds),
-        peak_memory_bytes_per_rank=_peaks(values, name),
-        bubble_rate=None,
+    return make_measurement(
+        _step_times(request, values, name),
+        source=f"{name}: ",
+        peaks=_peaks(values, name),
         loss=loss,
         torch=str(values.get("torch", "")),
         device=str(values.get("device", request.cluster.device)),
@@ -110,7 +99,7 @@ def _peaks(values: dict[str, Any], name: str) -> tuple[int, ...] | None:
     if not isinstance(peaks, list) or not peaks:
         raise NoMeasurement("invalid", f"{name}: peak_memory_bytes_per_rank must be a list of numbers, not {peaks!r}")
     numbers = [_number(peak, f"{name}: peak memory") for peak in peaks]
-    if not all(math.isfinite(number) and number >= 0 for number in numbers):
+    if not all(math.isfinite(number) and number > 0 for number in numbers):
         raise NoMeasurement("invalid", f"{name}: peaks of {numbers} bytes")
     return tuple(round(number) for number in numbers)
 

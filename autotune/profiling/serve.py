@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,15 +19,15 @@ import torch
 import torch.distributed as dist
 
 from autotune.profiling.device import Device, make_device
+from autotune.profiling.failure import fail
 from autotune.profiling.heartbeat import beat
 from autotune.profiling.mesh import MeshCache
-from autotune.profiling.protocol import RankReport, TrialRequest
-from autotune.profiling.worker import current_device, failure_state, run_plan
+from autotune.profiling.protocol import TrialRequest
+from autotune.profiling.worker import run_plan
 from autotune.schedules.checks import check
 
 __all__ = ["main"]
 
-ERROR_LINES = 12
 _POLL_S = 0.02
 
 
@@ -42,10 +41,11 @@ def main(arguments: list[str] | None = None) -> None:
     number = 0
     while True:
         job = _next_job(inbox / f"job-{number}.json")
-        out, rank = Path(job["out"]), int(os.environ["RANK"])
+        out, rank, request_id = Path(job["out"]), int(os.environ["RANK"]), ""
         _log_to(out / f"rank-{rank}.log")
         try:
             request = TrialRequest.from_dict(json.loads(Path(job["request"]).read_text(encoding="utf-8")))
+            request_id = request.id
             check(request.schedule)
             beat()
             if device is None or meshes is None:
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
             # Nobody begins the next plan while a peer still runs this one.
             dist.barrier()
         except Exception as error:
-            _fail(out, rank, error)
+            fail(out, rank, error, request_id)
         report.write(out)
         del report
         _release_memory()
@@ -89,16 +89,6 @@ def _log_to(path: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-
-
-def _fail(out: Path, rank: int, error: Exception) -> None:
-    """Report the failure and leave at once: tearing process groups down would wait for peers that wait for us."""
-    failed_at = time.time()
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    print("\n".join(lines), file=sys.stderr, flush=True)
-    text = "\n".join(lines[-ERROR_LINES:])
-    RankReport(rank, failure_state(error), text, failed_at, torch=torch.__version__, device=current_device()).write(out)
-    os._exit(1)
 
 
 if __name__ == "__main__":

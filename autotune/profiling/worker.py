@@ -13,17 +13,15 @@ import json
 import os
 import statistics
 import sys
-import time
-import traceback
 from collections import defaultdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from autotune.profiling.device import Device, Seconds, make_device
+from autotune.profiling.failure import fail
 from autotune.profiling.heartbeat import beat
 from autotune.profiling.mesh import MeshCache
 from autotune.profiling.meters import CollectiveCounter, MemoryPeak, memory_meter
@@ -32,9 +30,7 @@ from autotune.profiling.training import StepResult, Training
 from autotune.schedules.checks import check
 from autotune.schedules.schedule import Pass
 
-__all__ = ["current_device", "failure_state", "main", "run_plan"]
-
-ERROR_LINES = 12
+__all__ = ["main", "run_plan"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,9 +39,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--request", type=Path, required=True, help="JSON file of the plan to run")
     parser.add_argument("--out", type=Path, required=True, help="existing folder for rank-N.json")
     options = parser.parse_args(arguments)
-    rank = int(os.environ["RANK"])
+    rank, request_id = int(os.environ["RANK"]), ""
     try:
         request = TrialRequest.from_dict(json.loads(options.request.read_text(encoding="utf-8")))
+        request_id = request.id
         check(request.schedule)
         device = make_device(request.cluster.device, int(os.environ.get("LOCAL_RANK", "0")))
         timeout = timedelta(seconds=request.collective_timeout_s)
@@ -54,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         # Nobody leaves, and closes connections, while a peer still needs them.
         dist.barrier()
     except Exception as error:
-        _fail(options.out, rank, error)
+        fail(options.out, rank, error, request_id)
     report.write(options.out)
     dist.destroy_process_group()
     return 0
@@ -88,6 +85,7 @@ def run_plan(request: TrialRequest, device: Device, meshes: MeshCache) -> RankRe
     return RankReport(
         rank=dist.get_rank(),
         state="ok",
+        request_id=request.id,
         step_wall_s=tuple(step.wall_s for step in steps),
         passes=tuple(_pass_times(step.passes) for step in steps),
         optimizer_cpu_s=tuple(step.optimizer_cpu_s for step in steps),
@@ -101,25 +99,6 @@ def run_plan(request: TrialRequest, device: Device, meshes: MeshCache) -> RankRe
         torch=torch.__version__,
         device=device.describe(),
     )
-
-
-def failure_state(error: BaseException) -> Literal["oom", "failed", "launcher"]:
-    """`oom` if the error says that memory ran out, by its type or by where torch raises it.
-
-    `launcher` if the ranks can't reach each other's rendezvous: that tells nothing about the plan.
-    """
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return "oom"
-    # The CPU allocator has no type of its own: a plain RuntimeError whose text starts with the failing source line.
-    text = str(error)
-    if type(error) is RuntimeError and text.startswith("[enforce fail at alloc_cpu.cpp:"):
-        return "oom"
-    return "launcher" if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)) else "failed"
-
-
-def current_device() -> str:
-    """The device of this rank, as far as it came to use one: `cuda:1`."""
-    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else "cpu"
 
 
 def _step(training: Training, index: int) -> StepResult:
@@ -160,17 +139,6 @@ def _pass_times(passes: list[tuple[Pass, Seconds]]) -> tuple[PassTime, ...]:
         PassTime(kind, stage, statistics.median(s.cpu_s for s in samples), statistics.median(s.wall_s for s in samples))
         for (stage, kind), samples in sorted(found.items())
     )
-
-
-def _fail(out: Path, rank: int, error: Exception) -> NoReturn:
-    """Report the failure and leave at once: tearing process groups down would wait for peers that wait for us."""
-    failed_at = time.time()
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    print("\n".join(lines), file=sys.stderr, flush=True)
-    text = "\n".join(lines[-ERROR_LINES:])
-    RankReport(rank, failure_state(error), text, failed_at, torch=torch.__version__, device=current_device()).write(out)
-    sys.stdout.flush()
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def _or_dash(value: int | None) -> str:
 COLUMNS = (
     Column("trial", "integer", "", "number of the trial in the study; empty for plans without one"),
     Column("state", "text", "", "how the plan ended: one of the states above"),
-    Column("reason", "text", "", "why the state isn't ok; empty if it is"),
+    Column("reason", "text", "", "why the state isn't ok; of an ok plan empty, or what was not checked"),
     Column("pp", "integer", "", "pipeline-parallel degree: devices of one pipeline"),
     Column("tp", "integer", "", "tensor-parallel degree"),
     Column("dp", "integer", "", "data-parallel degree: pp x tp x dp devices in all"),

@@ -61,7 +61,7 @@ class Measurement:
 @dataclass(frozen=True)
 class TrialOutcome:
     """How a trial ended. `measurement` is there when, and only when, the state is `ok`, `oom` (over the limit but it
-    ran) or `predicted`; `reason` says why for every other state.
+    ran) or `predicted`; `reason` says why for every other state, and of `ok` what could not be checked, if anything.
 
     Attributes:
         started: UTC time in ISO 8601.

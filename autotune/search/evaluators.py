@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import Protocol
 from autotune.errors import UserError
 from autotune.profiling.attempts import run_trial
 from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand, hang_timeout
-from autotune.profiling.launcher import launch, trial_folder
+from autotune.profiling.launcher import empty_folder, launch, trial_folder
 from autotune.profiling.pool import RankPool
 from autotune.profiling.profile_plan import PlanProfiler, profile_outcome
 from autotune.profiling.protocol import TrialRequest
@@ -69,8 +68,8 @@ class PlanRunner:
             command = for_plan(self.worker, self.space, request, where)
         except UserError as error:
             return _broken(error, began)
-        outcome = run_trial(lambda: self._launch(command(), request, where, stop), request, where, self.worker)
-        return None if outcome is None else _finite(outcome)
+        empty_folder(where, inside=self.logs.parent)
+        return run_trial(lambda: self._launch(command(), request, where, stop), request, where, self.worker)
 
     def close(self) -> None:
         """End the ranks that were kept."""
@@ -148,11 +147,3 @@ def _schedule_of(plan: Plan) -> Schedule:
 def _broken(error: UserError, began: float) -> TrialOutcome:
     started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(began))
     return TrialOutcome("invalid", str(error), None, started, time.time() - began)
-
-
-def _finite(outcome: TrialOutcome) -> TrialOutcome:
-    """A run whose loss is no number trained nothing, whoever reported it."""
-    loss = outcome.measurement.loss if outcome.measurement else None
-    if loss is None or math.isfinite(loss):
-        return outcome
-    return replace(outcome, state="non-finite", reason=f"the loss is {loss}", measurement=None)

@@ -49,9 +49,9 @@ def choose(script: str | None, plan: dict) -> dict:
     return {}
 
 
-def write(out: Path, rank: int, report: dict) -> None:
+def write(out: Path, rank: int, request: dict, report: dict) -> None:
     temporary = out / f"rank-{rank}.tmp"
-    temporary.write_text(json.dumps({"version": 1, "rank": rank, **report}))
+    temporary.write_text(json.dumps({"version": 1, "rank": rank, "request_id": request["id"], **report}))
     temporary.rename(out / f"rank-{rank}.json")
 
 
@@ -64,6 +64,7 @@ def succeed(request: dict, rule: dict, rank: int, out: Path) -> None:
     write(
         out,
         rank,
+        request,
         {
             "state": "ok",
             "step_wall_s": [step_s + 0.001 * k + 0.0001 * rank for k in range(steps)],
@@ -103,7 +104,7 @@ def fail(request: dict, rule: dict, rank: int, out: Path) -> None:
     own, consequence = rule.get("error", "ValueError: the first cause"), "RuntimeError: connection closed by peer"
     state = rule.get("state", "failed") if rank == first else "failed"
     error = own if rank == first else consequence
-    write(out, rank, {"state": state, "error": error, "failed_at": time.time()})
+    write(out, rank, request, {"state": state, "error": error, "failed_at": time.time()})
     print(error)
     sys.exit(1)
 
@@ -122,7 +123,7 @@ def memory_error(request: dict, rule: dict, rank: int, out: Path) -> None:
     try:
         bytearray(4 * rule["limit"])
     except MemoryError:
-        write(out, rank, {"state": "oom", "error": "MemoryError: 4 x the limit", "failed_at": time.time()})
+        write(out, rank, request, {"state": "oom", "error": "MemoryError: 4 x the limit", "failed_at": time.time()})
         sys.exit(1)
 
 
@@ -151,6 +152,13 @@ def half(request: dict, rule: dict, rank: int, out: Path) -> None:
         path.write_bytes(path.read_bytes()[:40])
 
 
+def other(request: dict, rule: dict, rank: int, out: Path) -> None:
+    """Reports that are good, but of another request; then it sleeps, as a rank at work would."""
+    succeed(request | {"id": "0" * 16}, rule, rank, out)
+    if rank == request["plan"]["pp"] - 1 or "RANK" in os.environ:
+        time.sleep(3600)
+
+
 ACTIONS = {
     "succeed": succeed,
     "silent": silent,
@@ -161,6 +169,7 @@ ACTIONS = {
     "hog": hog,
     "chatter": chatter,
     "half": half,
+    "other": other,
 }
 
 if __name__ == "__main__":

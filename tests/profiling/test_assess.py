@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,23 @@ import pytest
 from test_launcher import FAKE, fake, make_request
 
 from autotune.profiling.assess import assess
+from autotune.profiling.command import parse_worker
 from autotune.profiling.launcher import launch
 from autotune.profiling.protocol import TrialRequest
 from autotune.profiling.rank_files import last_lines
 from autotune.profiling.supervisor import Ending
 from autotune.results.measurement import TrialOutcome
+from autotune.schedules import registry
+from autotune.space.plan import Plan
 
 EXITED = Ending("exited", 0, None, 1_700_000_000.0, 12.5, 0)
 
 
-def write_report(folder: Path, number: int, **values: Any) -> None:
+def write_report(folder: Path, number: int, request: TrialRequest | None = None, **values: Any) -> None:
     report = {
         "version": 1,
         "rank": number,
+        "request_id": (request or make_request()).id,
         "state": "ok",
         "step_wall_s": [0.2, 0.1, 0.3],
         "peak_memory_bytes": 1000 + number,
@@ -34,6 +39,11 @@ def write_report(folder: Path, number: int, **values: Any) -> None:
         "device": "fake",
     }
     (folder / f"rank-{number}.json").write_text(json.dumps(report | values))
+
+
+def passes(stage: int, kinds: str = "F BW", **times: float) -> list[list[dict[str, Any]]]:
+    """Times of three steps."""
+    return [[{"kind": kind, "stage": stage, "cpu_s": 0.1, "wall_s": 0.1} | times for kind in kinds.split()]] * 3
 
 
 def write_exit(folder: Path, rank: int, exit_code: int | None, number: int | None, ended_at: float) -> None:
@@ -80,9 +90,17 @@ def test_loss_is_found_on_whichever_rank_holds_the_last_stage(tmp_path: Path) ->
         ({"step_wall_s": [0.1, 0.2]}, "measured 2 steps, not 3"),
         ({"step_wall_s": [0.1, 0.2, 0.0]}, "step times"),
         ({"losses": []}, "no rank reports a loss"),
-        ({"passes": [[], [], []]}, "only ranks"),
+        ({"passes": passes(1)}, "only ranks"),
         ({"peak_memory_bytes": None}, "only ranks [0]"),
-        ({"rank": 0}, "report of rank 0"),
+        ({"rank": 0}, "rank-1.json is the report of rank 0"),
+        ({"step_wall_s": [0.1, 0.2, math.inf]}, "step times"),
+        ({"step_wall_s": ["a", "b", "c"]}, "can't be used"),
+        ({"losses": [2.0, 1.9]}, "the losses of 2 steps, not 3"),
+        ({"peak_memory_bytes": 0}, "a peak of 0 bytes"),
+        ({"optimizer_cpu_s": [0.1]}, "timed 1 optimizer steps, not 3"),
+        ({"optimizer_cpu_s": [0.1, math.nan, 0.1]}, "outside of its passes"),
+        ({"request_id": ""}, "rank-1.json is the report of another request (request_id ''"),
+        ({"request_id": make_request(dp=2).id}, "another request"),
     ],
 )
 def test_ok_reports_that_are_incomplete_or_impossible_are_invalid(
@@ -96,6 +114,96 @@ def test_ok_reports_that_are_incomplete_or_impossible_are_invalid(
     assert outcome.measurement is None
 
 
+def test_a_copy_of_one_ranks_report_is_no_report_of_another(tmp_path: Path) -> None:
+    for number in range(2):
+        write_report(tmp_path, number, rank=0, peak_memory_bytes=1000, losses=[2.0, 2.0, 2.0])
+    outcome = assess(make_request(), EXITED, tmp_path)
+    assert (outcome.state, outcome.reason) == ("invalid", "rank-1.json is the report of rank 0")
+
+
+def timed_request(schedule: str = "1f1b", pp: int = 2, tp: int = 1, dp: int = 1) -> TrialRequest:
+    """One whose passes are timed in `write_timed`, by more ranks than the one core they get there."""
+    plan = Plan(pp, tp, dp, 1, 4, schedule, 1, (1,) * pp)
+    cluster = replace(make_request().cluster, devices_per_node=plan.devices)
+    request = make_request(pp=pp, dp=dp)
+    return replace(request, plan=plan, schedule=registry.build(schedule, pp, 4, 1), cluster=cluster)
+
+
+def write_timed(
+    folder: Path, request: TrialRequest, kinds: str = "F BW", wrong: dict[str, Any] | None = None
+) -> TrialOutcome:
+    """The outcome of complete reports with virtual-clock figures, of which rank 1's are changed by `wrong`."""
+    sent = {axis: 100 for axis in ("tp", "dp") if getattr(request.plan, axis) > 1}
+    for rank in range(request.plan.devices):
+        stage = rank // (request.plan.tp * request.plan.dp)
+        values = {
+            "passes": passes(stage, kinds),
+            "optimizer_cpu_s": [0.01] * 3,
+            "collective_bytes": sent,
+            "collective_calls": sent,
+            "losses": [2.0] * 3,
+        }
+        write_report(folder, rank, request, **(values | (wrong or {} if rank == 1 else {})))
+    return assess(request, EXITED, folder, cores=1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "tp", "dp", "kinds"), [("1f1b", 2, 2, "F BW"), ("zb-h1", 1, 1, "F B W"), ("gpipe", 1, 2, "F BW")]
+)
+def test_complete_figures_give_the_virtual_clock(tmp_path: Path, schedule: str, tp: int, dp: int, kinds: str) -> None:
+    outcome = write_timed(tmp_path, timed_request(schedule, 2, tp, dp), kinds)
+    assert (outcome.state, outcome.reason) == ("ok", "")
+    assert outcome.measurement is not None
+    assert outcome.measurement.clock == "virtual"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"optimizer_cpu_s": []}, "rank 1 did not time what is outside of its passes"),
+        ({"collective_bytes": None}, "counted 0 bytes in 100 collectives over tp 2"),
+        ({"collective_calls": None}, "counted 100 bytes in 0 collectives over tp 2"),
+        ({"collective_bytes": {"tp": 100}}, "counted 0 bytes in 100 collectives over dp 2"),
+    ],
+)
+def test_virtual_clock_without_its_figures_is_invalid(tmp_path: Path, wrong: dict[str, Any], why: str) -> None:
+    outcome = write_timed(tmp_path, timed_request(tp=2, dp=2), wrong=wrong)
+    assert outcome.state == "invalid"
+    assert why in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("timed", "why"),
+    [
+        (passes(1, "F B"), "rank 1 did not time pass W of stage 1"),
+        (passes(1, "F B W")[:2], "timed the passes of 2 steps, not 3"),
+        (passes(1, "F B W BW"), "timed pass BW of stage 1, which its schedule does not have"),
+        (passes(1, "F B W W"), "timed pass W of stage 1"),
+        (passes(0, "F B W"), "did not time pass B of stage 1"),
+        (passes(1, "F B W", cpu_s=0.0), "reports 0.0 s of CPU"),
+        (passes(1, "F B W", wall_s=-1.0), "-1.0 s of wall time for pass F of stage 1"),
+        (passes(1, "F B W", cpu_s=math.inf), "reports inf s of CPU"),
+    ],
+)
+def test_passes_must_be_those_of_the_ranks_schedule(tmp_path: Path, timed: list[Any], why: str) -> None:
+    outcome = write_timed(tmp_path, timed_request("zb-h1"), "F B W", {"passes": timed})
+    assert outcome.state == "invalid"
+    assert why in outcome.reason
+
+
+def test_memory_limit_that_nobody_checked_is_no_silent_ok(tmp_path: Path) -> None:
+    request = replace(make_request(), cluster=replace(make_request().cluster, memory_limit_bytes=900))
+    for rank in range(2):
+        write_report(tmp_path, rank, request, peak_memory_bytes=None)
+    own = assess(request, EXITED, tmp_path)
+    assert (own.state, own.measurement) == ("invalid", None)
+    assert own.reason == "no rank measured its memory, so the memory limit of 900 bytes was not checked"
+    custom = assess(request, EXITED, tmp_path, worker=parse_worker("train"))
+    assert custom.state == "ok"
+    assert custom.reason == "the worker tells no memory, so the memory limit of 900 bytes was not checked"
+    assert custom.measurement is not None
+
+
 @pytest.mark.parametrize("loss", ["NaN", "Infinity"])
 def test_loss_that_is_no_number_is_non_finite(tmp_path: Path, loss: str) -> None:
     write_report(tmp_path, 0)
@@ -107,12 +215,10 @@ def test_loss_that_is_no_number_is_non_finite(tmp_path: Path, loss: str) -> None
 
 
 def test_plan_over_the_memory_limit_is_oom_with_its_numbers(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     request = make_request()
     request = replace(request, cluster=replace(request.cluster, memory_limit_bytes=900))
-    write_report(tmp_path, 0)
-    write_report(tmp_path, 1)
+    write_report(tmp_path, 0, request)
+    write_report(tmp_path, 1, request)
     outcome = assess(request, EXITED, tmp_path)
     assert outcome.state == "oom"
     assert "rank 1 peaked at 1001 bytes, 101 bytes over the limit of 900" in outcome.reason

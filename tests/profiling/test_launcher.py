@@ -10,14 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from autotune.errors import UserError
+from autotune.profiling.assess import assess
 from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand, parse_worker, started_ranks
-from autotune.profiling.launcher import launch, prepare_folder
+from autotune.profiling.launcher import empty_folder, launch, prepare_folder
 from autotune.profiling.process_tree import MARKER
 from autotune.profiling.protocol import RankReport, TrialRequest
 from autotune.profiling.supervised import SupervisedLaunch, end_leftovers, owner_mark
@@ -86,6 +88,57 @@ def test_every_rank_runs_under_torchs_launcher_with_its_own_log_and_report(tmp_p
     assert all((folder / f"rank-{rank}.log").exists() for rank in range(4))
     assert TrialRequest.from_dict(json.loads((folder / "request.json").read_text())) == request
     assert len(set(pids(folder))) == 4
+
+
+def plant_results(folder: Path, request: TrialRequest) -> None:
+    """Complete reports and a result file, as an earlier trial may have left them: fast and good."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(request.plan.devices):
+        RankReport(rank, "ok", request.id, step_wall_s=(1e-3,) * 3, losses=(1.0,) * 3, peak_memory_bytes=1).write(
+            folder
+        )
+    (folder / "result.json").write_text('{"step_time_s": 0.001}')
+
+
+def test_results_of_an_earlier_trial_are_not_those_of_a_launch(tmp_path: Path, folder: Path) -> None:
+    request = make_request()
+    plant_results(folder, request)
+    ending = launch(request, fake(tmp_path, {"do": "silent"}, starter="none"), folder, 60)
+    assert assess(request, ending, folder).state == "no-result"
+
+
+def test_folder_is_emptied_but_links_are_not_followed(tmp_path: Path) -> None:
+    study, mine = tmp_path / "study", tmp_path / "mine"
+    mine.mkdir()
+    (mine / "text").write_text("mine")
+    folder = study / "logs" / "trial-0003"
+    (folder / "launch-1").mkdir(parents=True)
+    (folder / "launch-1" / "rank-0.log").write_text("old")
+    (folder / "train.log").write_text("old")
+    (folder / "link").symlink_to(mine)
+    empty_folder(folder, inside=study)
+    assert list(folder.iterdir()) == []
+    folder.rmdir()
+    folder.symlink_to(mine)
+    empty_folder(folder, inside=study)
+    assert not folder.exists()
+    (tmp_path / "other" / "logs").parent.mkdir()
+    (tmp_path / "other" / "logs").symlink_to(mine)
+    with pytest.raises(UserError, match="lies outside of"):
+        empty_folder(tmp_path / "other" / "logs" / "text", inside=tmp_path / "other")
+    assert (mine / "text").read_text() == "mine"
+
+
+def test_request_is_known_by_everything_in_it() -> None:
+    request = make_request()
+    assert TrialRequest.from_dict(json.loads(json.dumps(request.to_dict()))).id == request.id
+    for other in (
+        replace(request, trial=4),
+        replace(request, model=replace(request.model, vocab=17)),
+        replace(request, measured_steps=4),
+        make_request(dp=2),
+    ):
+        assert other.id != request.id
 
 
 def test_time_limit_ends_stopped_and_deaf_ranks_and_their_daemons(tmp_path: Path, folder: Path) -> None:

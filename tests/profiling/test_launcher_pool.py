@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_launcher import make_request, wait_until
+from test_launcher import make_request, plant_results, wait_until
 
 from autotune.profiling import pool as module
 from autotune.profiling.assess import assess
@@ -81,6 +81,21 @@ def test_failed_trial_says_why_and_the_next_gets_new_ranks(warm: Warm) -> None:
     assert second is not None
     assert second.reason == "rank 0 failed first: ValueError: the first cause"
     assert warm.pid(0) == warm.pid(1) != warm.pid(2)
+
+
+def test_reports_of_another_request_are_not_taken_for_those_of_warm_ranks(warm: Warm) -> None:
+    warm.run()
+    where = warm.folder / "trial-1"
+    warm.tell({"do": "sleep"})
+    plant_results(where, make_request())
+    early = warm.run(limit_s=1.0)
+    assert early is not None
+    assert early.state == "timeout"
+    # also where they appear while the trial runs
+    warm.tell({"do": "other"})
+    late = warm.run(limit_s=2.0)
+    assert late is not None
+    assert late.state == "timeout"
 
 
 def test_rank_that_dies_without_a_word_is_seen_by_its_exit(warm: Warm) -> None:

@@ -16,10 +16,10 @@ import torch
 
 from autotune.errors import UserError
 from autotune.profiling.device import CpuDevice
+from autotune.profiling.failure import failure_state
 from autotune.profiling.mesh import MeshCache
 from autotune.profiling.protocol import RankReport, TrialRequest
 from autotune.profiling.training import Training
-from autotune.profiling.worker import failure_state
 from autotune.schedules.schedule import Schedule
 
 sys.path.insert(0, str(Path(__file__).parent))
