@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from autotune.results.columns import Row
 from autotune.results.table import replace_file, write_csv, write_parquet
 
 __all__ = ["StudyFolder"]
+
+
+_LOG_FOLDER = re.compile(r"(trial|ranks)-\d{4,}")
 
 
 @dataclass(frozen=True)
@@ -67,18 +71,31 @@ class StudyFolder:
             raise UserError(f"cannot write to {self.path}: permission denied")
 
     def clear(self) -> None:
-        """Delete the files of a study, if one was begun here, and nothing else that may lie here."""
-        if not self.holds_study():
-            return
+        """Delete the files of a study and nothing else that may lie here; of links what they lead to stays.
+
+        The folders of trials go first, and also where their study is gone. The database goes last: until then a clear
+        that was cut short leaves a study that can be cleared.
+        """
+        held = self.holds_study()
         try:
-            for path in (self.database, self.csv, self.parquet, self.best, self.space):
+            self._clear_logs()
+            if not held:
+                return
+            for path in (self.parquet, self.best, self.csv, self.space):
                 path.unlink(missing_ok=True)
-            for suffix in ("-journal", "-wal", "-shm"):
+            for suffix in ("-journal", "-wal", "-shm", ""):
                 self.database.with_name(self.database.name + suffix).unlink(missing_ok=True)
-            if self.logs.exists():
-                shutil.rmtree(self.logs)
         except OSError as error:
             raise UserError(f"cannot clear {self.path}: {error.strerror}") from error
+
+    def _clear_logs(self) -> None:
+        if self.logs.is_symlink() or not self.logs.is_dir():
+            return
+        for path in list(self.logs.iterdir()):
+            if _LOG_FOLDER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+        if not any(self.logs.iterdir()):
+            self.logs.rmdir()
 
     def write_tables(self, rows: Sequence[Row]) -> None:
         """Write trials.csv and trials.parquet. Raises UserError if the disk is full or the folder read-only."""

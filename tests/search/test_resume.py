@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 from conftest import FAKE, LEGAL, REFUSED, Bench, wait_until
+
+from autotune.errors import UserError
+from autotune.search.folder import StudyFolder
 
 
 def workers(bench: Bench) -> list[int]:
@@ -121,6 +125,42 @@ def test_fresh_deletes_nothing_where_no_study_was_begun(bench: Bench) -> None:
     (bench.study / "logs" / "mine.txt").write_text("mine")
     assert bench.search("--fresh", "--trials", "1").returncode == 0
     assert (bench.study / "logs" / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("start", [["--fresh"], ["--resume", "--storage", "sqlite:///other.db"]])
+def test_what_a_lost_study_left_is_not_the_result_of_another(bench: Bench, start: list[str]) -> None:
+    bench.tell_worker({"do": "succeed", "step_s": 0.001})
+    bench.search("--trials", "2")
+    assert bench.states()["ok"] == 2
+    for name in ("study.db", "trials.csv"):
+        (bench.study / name).unlink()
+    bench.edit_space("layers: 8", "layers: 16")
+    bench.tell_worker({"do": "silent"})
+    done = bench.search("--trials", "2", *start)
+    assert done.returncode == 1, done.stderr
+    tried = [row for row in bench.table() if row["trial"]]
+    assert [(row["state"], row["step_time_s"]) for row in tried] == [("no-result", "")] * 2
+
+
+def test_clear_cut_short_leaves_a_study_that_can_be_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = StudyFolder(tmp_path / "study")
+    (folder.logs / "trial-0000").mkdir(parents=True)
+    (folder.logs / "trial-0000" / "rank-0.json").write_text("{}")
+    (folder.logs / "trial-mine").mkdir()
+    (tmp_path / "mine").mkdir()
+    (folder.logs / "trial-0001").symlink_to(tmp_path / "mine")
+    for path in (folder.database, folder.csv, folder.space):
+        path.write_text("")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda self, missing_ok=False: (_ for _ in ()).throw(OSError(5, "cut short")))
+        with pytest.raises(UserError, match="cut short"):
+            folder.clear()
+    assert folder.holds_study()
+    assert not (folder.logs / "trial-0000").exists()
+    folder.clear()
+    assert not folder.holds_study()
+    assert (folder.logs / "trial-mine").is_dir()
+    assert (tmp_path / "mine").is_dir()
 
 
 def test_resume_of_nothing_begins_the_study(bench: Bench) -> None:
