@@ -7,11 +7,14 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.errors import UserError
+from autotune.results.checks import problems_of
 from autotune.results.columns import COLUMNS, Column, Row
 
 if TYPE_CHECKING:
@@ -38,26 +41,59 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """The rows that `write_csv` wrote. Raises UserError if the file is missing or not such a table."""
+    """The rows that `write_csv` wrote.
+
+    Raises:
+        UserError: the file is missing, not such a table, or damaged; the message names line and column.
+    """
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            lines = list(csv.reader(file))
+            lines = list(_numbered(file))
     except FileNotFoundError:
         raise UserError(f"there is no results table {path}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    header = [column.name for column in COLUMNS]
-    if not lines or lines[0] != header:
-        raise UserError(f"{path} is not a results table: its header must be {','.join(header)}")
-    rows = []
-    for number, line in enumerate(lines[1:], start=1):
-        if len(line) != len(header):
-            raise UserError(f"{path} is damaged: row {number} has {len(line)} fields, not {len(header)}")
+    if (problem := _header_problem(lines[0][1] if lines else [])) is not None:
+        raise UserError(f"{path} is not a results table of this version: {problem}")
+    return [_row_of(fields, f"{path} is damaged: line {number}") for number, fields in lines[1:]]
+
+
+def _numbered(file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    """The records of a CSV file, each with the line (from 1) on which it begins: a text may hold line breaks."""
+    reader, first = csv.reader(file), 1
+    for fields in reader:
+        yield first, fields
+        first = reader.line_num + 1
+
+
+def _header_problem(found: list[str]) -> str | None:
+    """The first difference of a header from that of the table; None if there is none."""
+    if not found:
+        return "it is empty"
+    wanted = [column.name for column in COLUMNS]
+    for number, (name, other) in enumerate(zip_longest(wanted, found), start=1):
+        if other is None:
+            return f"column {number}, {name}, is missing"
+        if name is None:
+            return f"column {number}, {other!r}, is unknown"
+        if name != other:
+            return f"column {number} must be {name}, not {other!r}"
+    return None
+
+
+def _row_of(fields: list[str], where: str) -> Row:
+    if len(fields) != len(COLUMNS):
+        raise UserError(f"{where} has {len(fields)} fields, not {len(COLUMNS)}")
+    values = {}
+    for column, text in zip(COLUMNS, fields, strict=True):
         try:
-            rows.append(Row(**{c.name: _from_text(text, c) for c, text in zip(COLUMNS, line, strict=True)}))
-        except ValueError as error:
-            raise UserError(f"{path} is damaged: row {number}: {error}") from None
-    return rows
+            values[column.name] = _from_text(text, column)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}, column {column.name}: {error}") from None
+    row = Row(**values)
+    for name, problem in problems_of(row):
+        raise UserError(f"{where}, column {name}: {problem}")
+    return row
 
 
 def to_frame(rows: Sequence[Row]) -> pandas.DataFrame:
@@ -139,11 +175,25 @@ def _from_text(text: str, column: Column) -> Any:
         return None
     if column.type == "flag":
         if text not in _FLAGS:
-            raise ValueError(f"{column.name} must be true or false, not {text!r}")
+            raise ValueError(f"must be true or false, not {reprlib.repr(text)}")
         return _FLAGS[text]
     if column.type == "integers":
-        return tuple(int(item) for item in json.loads(text))
-    return int(text) if column.type == "integer" else float(text)
+        return _integers(text)
+    try:
+        return int(text) if column.type == "integer" else float(text)
+    except ValueError:
+        kind = "a whole number" if column.type == "integer" else "a number"
+        raise ValueError(f"must be {kind}, not {reprlib.repr(text)}") from None
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        items = json.loads(text)
+    except ValueError:
+        items = None
+    if not isinstance(items, list) or not all(type(item) is int for item in items):
+        raise ValueError(f"must be a JSON list of whole numbers, not {reprlib.repr(text)}")
+    return tuple(items)
 
 
 def _storable(value: Any, column: Column) -> Any:
