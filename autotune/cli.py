@@ -7,7 +7,7 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from autotune import __version__, cli_calibrate, cli_predict, cli_search
 from autotune.cli_common import CTRL_C, EPILOG, NOTHING_FEASIBLE, USER_MISTAKE, Json, StudyDir, print_json
 from autotune.cli_schedule import schedule_app
 from autotune.errors import UserError
+
+if TYPE_CHECKING:
+    from autotune.results.columns import Row
 
 __all__ = ["app", "main"]
 
@@ -157,14 +160,30 @@ def export(
         wanted, known = [row for row in rows if row.is_best], "no plan of it ran within its limits"
     if not wanted:
         raise UserError(f"nothing to export from {study}: {known}")
-    files = export_plan(load_space(study / "space.yaml"), plan_of(wanted[0]), to.value, out)
+    row, space = wanted[0], load_space(study / "space.yaml")
+    plan = plan_of(row)
+    if space.fingerprint(plan) != row.fingerprint:
+        raise UserError(
+            f"{study / 'trials.csv'} and {study / 'space.yaml'} are not of one study, or one of them was changed: the "
+            f"fingerprint of {row.describe()} is {row.fingerprint or 'empty'} in the table and "
+            f"{space.fingerprint(plan)} in that space"
+        )
+    files = export_plan(space, plan, to.value, out)
     if as_json:
-        print_json({"plan": wanted[0].to_dict(), "files": [str(path) for path in files]})
+        print_json({"plan": row.to_dict(), "files": [str(path) for path in files]})
         return
-    note = " (predicted, not measured)" if wanted[0].state == "predicted" else ""
-    typer.echo(f"{wanted[0].describe()} for {to.value}{note}:")
+    typer.echo(f"{row.describe()} for {to.value}{_state_note(row)}:")
     for path in files:
         typer.echo(f"  {path}")
+
+
+def _state_note(row: Row) -> str:
+    """What to know of an exported plan that didn't run within its limits."""
+    if row.state == "ok":
+        return ""
+    if row.state == "predicted":
+        return " (predicted, not measured)"
+    return f" (it is {row.state}: {row.reason.splitlines()[0]})" if row.reason else f" (it is {row.state})"
 
 
 app.add_typer(schedule_app)

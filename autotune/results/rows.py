@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.errors import UserError
 from autotune.results.columns import Row
 from autotune.results.measurement import Fidelity, State, TrialOutcome
 from autotune.results.predicted import Predicted
@@ -103,6 +104,12 @@ def _plan_values(plan: Plan) -> dict[str, object]:
 
 
 def plan_of(row: Row) -> Plan:
-    """The plan of a row that is no refusal by a rule."""
+    """The plan of a row.
+
+    Raises:
+        UserError: a rule of the space refused it, so that it is no whole plan.
+    """
+    if row.layer_split is None:
+        raise UserError(f"{row.describe()} is no plan that can run: {row.reason or row.state}")
     names = Plan.__dataclass_fields__
     return Plan(**{name: getattr(row, name) for name in names})
