@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,11 @@ from autotune.results.table import write_csv
 from autotune.results.verdict import judge
 
 SPACE = Path(__file__).parents[1] / "search_spaces" / "quickstart.yaml"
-COMMANDS = ("search", "results", "compare", "export", "schedule")
+COMMANDS = ("search", "results", "compare", "export", "schedule", "predict", "calibrate")
 CHEAP = {
     "help": ["--help"],
     "search help": ["search", "--help"],
+    "calibrate help": ["calibrate", "--help"],
     "dry run": ["search", str(SPACE), "--dry-run"],
     "schedule show": ["schedule", "show", "v-half", "--devices", "8", "--microbatches", "32"],
 }
@@ -70,6 +72,8 @@ def test_every_command_explains_itself(command: str) -> None:
         (["search", str(SPACE), "--resume", "--fresh"], "exclude each other"),
         (["search", str(SPACE), "--timeout", "-1"], "--timeout must be above 0"),
         (["search", str(SPACE), "--worker", "run {nope}", "--trials", "1"], "unknown placeholder {nope}"),
+        (["search", str(SPACE), "--name", "../zz", "--fidelity", "predict"], "--name: '../zz' can't name a study"),
+        (["search", str(SPACE), "--name", "", "--dry-run"], "--name: '' can't name a study"),
         (["results", "nowhere"], "no results table nowhere/trials.csv"),
         (["compare", "nowhere"], "no results table"),
         (["export", "nowhere", "--to", "torchrun", "--out", "x"], "nowhere"),
@@ -83,18 +87,27 @@ def test_mistake_is_one_message_without_a_traceback_and_exit_code_2(
     assert done.stderr.startswith("error: ")
     assert why in done.stderr
     assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+    assert not (tmp_path.parent / "zz").exists()
 
 
 def test_mistyped_option_is_exit_code_2() -> None:
     assert run("search", str(SPACE), "--sampler", "gird").returncode == 2
 
 
+def whole(**values: Any) -> Row:
+    """A row with all fields of a plan."""
+    plan = {"pp": 2, "tp": 1, "dp": 1, "micro_batch_size": 1, "microbatches": 4, "stages_per_device": 1}
+    plan |= {"schedule": "1f1b", "recompute": "none"} | values
+    return Row(layer_split=(1,) * (plan["pp"] * plan["stages_per_device"]), **plan)
+
+
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     rows = [
-        Row(trial=0, state="ok", pp=2, schedule="1f1b", step_time_s=1.0, tokens_per_s=100.0, peak_memory_bytes=2048),
-        Row(trial=1, state="ok", pp=4, schedule="zb-v", step_time_s=0.5, tokens_per_s=200.0, stages_per_device=2),
-        Row(trial=2, state="failed", schedule="v-min", reason="rank 1 failed first: [boom]\nsecond line"),
+        whole(trial=0, state="ok", pp=2, schedule="1f1b", step_time_s=1.0, tokens_per_s=100.0, peak_memory_bytes=2048),
+        whole(trial=1, state="ok", pp=4, schedule="zb-v", step_time_s=0.5, tokens_per_s=200.0, stages_per_device=2),
+        whole(trial=2, state="failed", pp=8, schedule="v-min", reason="rank 1 failed first: [boom]\nsecond line"),
         Row(state="refused", schedule="gpipe", reason="tp-heads: tp 3 doesn't divide 4 attention heads"),
     ]
     write_csv(judge(rows), tmp_path / "trials.csv")
@@ -117,7 +130,7 @@ def test_results_shows_the_best_first_and_every_reason(study: Path) -> None:
 def test_results_shows_tried_plans_first_and_only_the_best_of_those_merely_predicted(tmp_path: Path) -> None:
     def predicted(trial: int | None, rate: float) -> Row:
         fidelity = "predict" if trial is None else "profile"
-        return Row(
+        return whole(
             trial=trial,
             state="predicted",
             fidelity=fidelity,
@@ -137,7 +150,7 @@ def test_results_shows_tried_plans_first_and_only_the_best_of_those_merely_predi
 
 def test_results_as_json_has_every_column_and_null_for_what_is_missing(study: Path) -> None:
     rows = json.loads(run("results", str(study), "--json", "--all", "--sort", "pp").stdout)
-    assert [row["pp"] for row in rows] == [2, 4, None, None]
+    assert [row["pp"] for row in rows] == [2, 4, 8, None]
     assert rows[2]["tokens_per_s"] is None
     assert list(rows[0]) == list(Row().to_dict())
 
