@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 from autotune.space.cluster import ClusterSpec, Link
 
-__all__ = ["Layout", "gather_s", "group_link", "message_s"]
+__all__ = ["LINK_EFFICIENCY", "Layout", "gather_s", "group_link", "message_s", "rings_s"]
+
+LINK_EFFICIENCY = 0.8
+"""Share of a link's nominal bandwidth that collectives and messages reach, where nothing else is known; not fitted."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,19 @@ def gather_s(tensor_bytes: float, ranks: int, link: Link, efficiency: float) -> 
     Args:
         efficiency: share of the link's bandwidth that collectives reach.
     """
+    return rings_s(tensor_bytes * (ranks - 1) / ranks, 1, ranks, link, efficiency)
+
+
+def rings_s(sent_bytes: float, rings: float, ranks: int, link: Link, efficiency: float) -> float:
+    """Seconds of `rings` all-gathers or reduce-scatters over `ranks`, an all-reduce counting as two; 0 for one rank.
+
+    Args:
+        sent_bytes: what a rank sends in all of them.
+        efficiency: share of the link's bandwidth that collectives reach.
+    """
     if ranks == 1:
         return 0.0
-    return tensor_bytes * (ranks - 1) / ranks / (link.bandwidth_bytes_per_s * efficiency) + (ranks - 1) * link.latency_s
+    return sent_bytes / (link.bandwidth_bytes_per_s * efficiency) + rings * (ranks - 1) * link.latency_s
 
 
 def message_s(message_bytes: float, link: Link, efficiency: float) -> float:

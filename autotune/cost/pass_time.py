@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autotune.cost.communication import rings_s
 from autotune.cost.devices import Machine
 from autotune.cost.work import Matmul, PassWork
 from autotune.space.cluster import Link
@@ -68,8 +69,6 @@ def pass_seconds(
     compute += work.streams * machine.kernel_s
     tp_s = 0.0
     if tp > 1 and work.gathers:
-        moved = work.gather_bytes * (tp - 1) / tp
-        tp_s = moved / (link.bandwidth_bytes_per_s * machine.link_efficiency) + work.gathers * (
-            (tp - 1) * link.latency_s + machine.kernel_s
-        )
+        sent = work.gather_bytes * (tp - 1) / tp
+        tp_s = rings_s(sent, work.gathers, tp, link, machine.link_efficiency) + work.gathers * machine.kernel_s
     return PassSeconds(max(compute, least_s), tp_s * (1.0 - tp_overlap))

@@ -206,6 +206,8 @@ _RING = {
     "all_gather": lambda size, n: size * (n - 1),
     "reduce_scatter": lambda size, n: size * (n - 1) / n,
 }
+# Rounds of the ring: an all-reduce is a reduce-scatter and an all-gather.
+_RINGS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 # Operation, and where its input is among the arguments.
 _COLLECTIVES = {
     "_c10d_functional::all_reduce": ("all_reduce", 0),
@@ -221,7 +223,7 @@ class CollectiveCounter(TorchDispatchMode):
     """Counts the collectives of this thread by mesh axis.
 
     Attributes:
-        calls: collectives of each axis.
+        calls: all-gathers and reduce-scatters of each axis; an all-reduce is one of each.
     """
 
     def __init__(self, groups: Mapping[str, dist.ProcessGroup]) -> None:
@@ -250,7 +252,7 @@ class CollectiveCounter(TorchDispatchMode):
             return
         size = sum(t.numel() * t.element_size() for t in tree_leaves(given) if isinstance(t, Tensor))
         self._sent[axis] += _RING[kind](size, ranks)
-        self.calls[axis] += 1
+        self.calls[axis] += _RINGS[kind]
 
 
 def _group_name(args: tuple[Any, ...]) -> str:

@@ -104,7 +104,7 @@ class PassFigures:
     Attributes:
         seconds: on the rank's clock (CPU time of the thread, or GPU events), collectives taking no time.
         peak_bytes: most bytes beyond those held when the pass ends (F) or begins (B, W, BW).
-        tp_bytes, tp_calls: what the rank sends in tp collectives, were each a ring.
+        tp_bytes, tp_calls: what the rank sends in tp collectives, were each a ring; all-reduces are two calls.
     """
 
     seconds: float

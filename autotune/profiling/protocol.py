@@ -119,7 +119,7 @@ class RankReport:
         collective_bytes: bytes this rank sends in one step, were every collective a ring, by mesh axis: `tp`, `dp`,
             and `tied` (the sum of a tied embedding's gradients over two devices). Axes without traffic are left out;
             None when not counted.
-        collective_calls: collectives of one step by mesh axis.
+        collective_calls: all-gathers and reduce-scatters of one step by mesh axis; an all-reduce is one of each.
         peak_memory_bytes: most bytes held at any moment of a step, optimizer state allocated.
         activation_peak_bytes: most bytes held beside parameters, gradients and optimizer state.
         reserved_memory_bytes: what the CUDA allocator took from the device; None on CPU.

@@ -5,12 +5,13 @@ waiting is inside it. So the virtual clock takes
 
 * the CPU time of every pass of the step (median over its microbatches; of the tp and dp ranks that run a stage, the
   slowest),
-* plus the tensor-parallel collectives inside it: the bytes and calls that the ranks counted, by the cluster's link
-  model, spread over the forward and backward passes of the device by their layers,
+* plus the tensor-parallel collectives inside it: the bytes and calls that the ranks counted, as rings over
+  the cluster's links, spread over the forward and backward passes of the device by their layers,
 
-replays the schedule with these, a message costing latency + bytes / bandwidth of the link it crosses, and adds to
-every device, when its last pass is done, its gradient reductions (dp and tied embeddings, bytes and calls as counted)
-and its CPU time outside the passes. The slowest device gives the step. docs/results.md says what is left out.
+replays the schedule with these, messages taking the time of the link they cross, and adds to every device, when its
+last pass is done, its gradient reductions (dp and tied embeddings, bytes and calls as counted) and its CPU time outside
+the passes. The slowest device gives the step. Collectives and messages take what they take in the cost model, by its
+own functions (`autotune.cost.communication`). docs/results.md says what is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.cost.assumptions import element_bytes
-from autotune.cost.communication import Layout, group_link
+from autotune.cost.communication import LINK_EFFICIENCY, Layout, group_link, message_s, rings_s
 from autotune.profiling.protocol import RankReport, TrialRequest
 from autotune.results.measurement import Clock
 from autotune.schedules.costs import PassCosts
@@ -175,7 +176,10 @@ class _Network:
         tokens = plan.micro_batch_size * model.sequence_length / plan.tp
         size = tokens * model.hidden * element_bytes(self.request.training.dtype)
         devices = range(plan.pp)
-        return tuple(tuple(0.0 if a == b else _seconds(self._link(a, b), size, 1) for b in devices) for a in devices)
+        return tuple(
+            tuple(0.0 if a == b else message_s(size, self._link(a, b), LINK_EFFICIENCY) for b in devices)
+            for a in devices
+        )
 
     def collectives_in_passes(self) -> PassSeconds:
         """The tp collectives of a step, spread over the passes of each device.
@@ -204,25 +208,22 @@ class _Network:
             report = self.reports[rank]
             size = (report.collective_bytes or {}).get(axis, 0)
             calls = (report.collective_calls or {}).get(axis, 0)
-            found.append(_seconds(self._axis_link(rank, axis), size, calls))
+            ranks, link = self._axis_group(rank, axis)
+            found.append(rings_s(size, calls, ranks, link, LINK_EFFICIENCY))
         return max(found)
 
-    def _axis_link(self, rank: int, axis: str) -> Link:
+    def _axis_group(self, rank: int, axis: str) -> tuple[int, Link]:
+        """How many ranks communicate over the axis, and the link that bounds them."""
         plan = self.request.plan
         device, within = divmod(rank, plan.dp * plan.tp)
         dp_rank, tp_rank = divmod(within, plan.tp)
         if axis == "tp":
-            return group_link(self.layout.tp_group(device, dp_rank), self.layout, self.request.cluster)
+            return plan.tp, group_link(self.layout.tp_group(device, dp_rank), self.layout, self.request.cluster)
         if axis == "dp":
-            return group_link(self.layout.dp_group(device, tp_rank), self.layout, self.request.cluster)
+            return plan.dp, group_link(self.layout.dp_group(device, tp_rank), self.layout, self.request.cluster)
         placement = self.request.schedule.placement
-        return self._link(placement[0], placement[-1])
+        return 2, self._link(placement[0], placement[-1])
 
     def _link(self, sender: int, receiver: int) -> Link:
         cluster = self.request.cluster
         return cluster.inter_node if self.layout.crosses(sender, receiver) else cluster.intra_node
-
-
-def _seconds(link: Link, size: float, calls: int) -> float:
-    """`size` bytes sent in `calls` operations over `link`."""
-    return size / link.bandwidth_bytes_per_s + calls * link.latency_s

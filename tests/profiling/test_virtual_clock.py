@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.cost.communication import gather_s
 from autotune.profiling.protocol import PassTime, RankReport, TrialRequest
 from autotune.profiling.virtual_clock import pick_clock, replay
 from autotune.schedules import registry
@@ -59,8 +60,8 @@ def test_slowest_rank_of_a_stage_counts() -> None:
 
 
 def test_message_costs_latency_and_bytes_over_bandwidth() -> None:
-    # 4 tokens x hidden 8 x 4 bytes = 128 bytes a message
-    request = make_request(pp=2, m=1, intra_node=Link(0.5, 128.0))
+    # 4 tokens x hidden 8 x 4 bytes = 128 bytes a message, over a link that carries 128 of its nominal 160 bytes/s
+    request = make_request(pp=2, m=1, intra_node=Link(0.5, 160.0))
     step = replay(request, [report(0, (0,), 1.0, 2.0), report(1, (1,), 1.0, 2.0)], "virtual")[0]
     assert step.step_time_s == pytest.approx(1 + 1.5 + 1 + 2 + 1.5 + 2)
 
@@ -76,9 +77,20 @@ def test_counted_tp_collectives_lengthen_the_passes_they_are_in() -> None:
     counts = {"collective_bytes": {"tp": 200}, "collective_calls": {"tp": 16}}
     reports = [report(r, (0,), 1.0, 2.0, **counts) for r in range(2)]
     step = replay(request, reports, "virtual")[0]
-    assert step.step_time_s == pytest.approx(4 * 3.0 + 200 / 100 + 16 * 0.01)
+    assert step.step_time_s == pytest.approx(4 * 3.0 + 200 / 80 + 16 * 0.01)
     # wall times hold the collectives already
     assert replay(request, reports, "wall")[0].step_time_s == pytest.approx(4 * 30.0)
+
+
+def test_tp_4_costs_what_the_cost_model_says_of_the_same_collectives() -> None:
+    link = Link(0.01, 1000.0)
+    request = make_request(pp=1, tp=4, m=1, intra_node=link)
+    # as counted: 3 gathers of 400 bytes, of which each rank sends 3/4, and an all-reduce of 80, which are 2 rings
+    counts = {"collective_bytes": {"tp": 3 * 300 + 2 * 60}, "collective_calls": {"tp": 3 + 2}}
+    step = replay(request, [report(r, (0,), 1.0, 2.0, **counts) for r in range(4)], "virtual")[0]
+    assert step.parts.tp_s == pytest.approx(3 * gather_s(400, 4, link, 0.8) + 2 * gather_s(80, 4, link, 0.8))
+    # by hand: every ring has 3 steps, each with the latency
+    assert step.parts.tp_s == pytest.approx((900 + 120) / 800 + 5 * 3 * 0.01)
 
 
 def test_reduction_and_optimizer_follow_the_last_pass_of_each_device() -> None:
@@ -87,7 +99,7 @@ def test_reduction_and_optimizer_follow_the_last_pass_of_each_device() -> None:
     reports = [report(rank, (rank // 2,), 1.0, 2.0, **(slow if rank == 0 else {})) for rank in range(4)]
     quick = replay(request, [report(rank, (rank // 2,), 1.0, 2.0) for rank in range(4)], "virtual")[0]
     step = replay(request, reports, "virtual")[0]
-    assert step.step_time_s == pytest.approx(quick.step_time_s + 100 / 100 + 0.25)
+    assert step.step_time_s == pytest.approx(quick.step_time_s + 100 / 80 + 0.25)
     assert step.bubble_rate == pytest.approx(quick.bubble_rate)
 
 
