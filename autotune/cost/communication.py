@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.space.cluster import ClusterSpec, Link
+from autotune.space.machine import Machine
 
 __all__ = ["LINK_EFFICIENCY", "Layout", "gather_s", "group_link", "message_s", "rings_s"]
 
-LINK_EFFICIENCY = 0.8
+LINK_EFFICIENCY = Machine.link_efficiency
 """Share of a link's nominal bandwidth that collectives and messages reach, where nothing else is known; not fitted."""
 
 
