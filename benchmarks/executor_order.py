@@ -107,9 +107,7 @@ def run_rank(folder: Path) -> None:
         ends: list[tuple[Pass, float]] = []
         running: list[Pass] = []
 
-        def around(
-            item: Pass | None, ends: list[tuple[Pass, float]] = ends, running: list[Pass] = running
-        ) -> None:
+        def around(item: Pass | None, ends: list[tuple[Pass, float]] = ends, running: list[Pass] = running) -> None:
             if item is None:
                 ends.append((running.pop(), time.monotonic()))
             else:
@@ -150,9 +148,7 @@ def main() -> int:
         (folder / "schedules.json").write_text(json.dumps([schedule.to_dict() for schedule in wanted]))
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(options.devices)]
         launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--local-addr", "localhost"]
-        subprocess.run(
-            [*launcher, __file__, "--rank-of", name], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
+        subprocess.run([*launcher, __file__, "--rank-of", name], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         print(f"{'schedule':22} {'v':>2} {'simulated s':>12} {'run / simulated':>16} {'largest end difference':>23}")
         worst = 0.0
         for number, schedule in enumerate(wanted):
