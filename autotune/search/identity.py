@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune import __version__
 from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand
+from autotune.profiling.cores import usable_cores
 from autotune.results.measurement import Fidelity
 from autotune.space.space import Space
 
@@ -37,6 +38,9 @@ def identity(
             **_beside_the_default(worker),
         },
     }
+    if fidelity != "predict" and space.cluster.device == "cpu":
+        # Times of the two clocks must not compete in one study.
+        tree["clock"] = "virtual" if space.cluster.devices > usable_cores() else "wall"
     if predictor is not None:
         tree["predictor"] = {"version": __version__, **predictor}
     return dict(_flatten(tree, ""))
