@@ -25,7 +25,7 @@ def identity(
     Args:
         predictor: what predictions rest on, where they are all that a study does.
     """
-    tree = {
+    tree: dict[str, Any] = {
         "fidelity": fidelity,
         "model": asdict(space.model),
         "cluster": asdict(space.cluster),
