@@ -39,8 +39,9 @@ class Refit:
 
     def sentence(self) -> str:
         """One line: how many trials and numbers, mean error before, after and left out."""
+        numbers = f"{len(self.numbers)} number{'s' * (len(self.numbers) != 1)}"
         text = (
-            f"{len(self.numbers)} number{'s' * (len(self.numbers) != 1)} ({', '.join(self.numbers)}) refitted to {len(self.before)} trials: "
+            f"{numbers} ({', '.join(self.numbers)}) refitted to {len(self.before)} trials: "
             f"mean error of the step time {_mean(self.before):.1%} before, {_mean(self.after):.1%} after"
         )
         return text if self.left_out is None else f"{text}, {_mean(self.left_out):.1%} on trials left out of the fit"

@@ -123,7 +123,7 @@ def test_finished_trials_refit_the_efficiency() -> None:
     assert result.left_out is not None
     assert len(result.left_out) == len(trials)
     assert max(map(abs, result.left_out)) < 0.005
-    assert result.sentence().startswith(f"1 numbers (efficiency) refitted to {len(trials)} trials")
+    assert result.sentence().startswith(f"1 number (efficiency) refitted to {len(trials)} trials")
 
 
 def test_refit_needs_as_many_trials_as_numbers() -> None:
