@@ -1,8 +1,9 @@
 """Does the executor finish passes when the simulation says? Stages that sleep, real ranks, real messages.
 
-Every pass sleeps for its given time instead of computing, so no core has to be free. Printed for every named schedule
-and for some that the engine finds: the makespan of the run over the simulated one, and the largest difference of a
-pass's end from its simulated end, as a share of the makespan. Run on a machine with little else to do:
+Every pass sleeps for its given time instead of computing, so no core has to be free; the shortest of three runs counts.
+Printed for every named schedule and for some that the engine finds: the makespan of the run over the simulated one, and the
+largest difference of a pass's end from its simulated end, as a share of the makespan. Run on a machine with little else
+to do:
 
     python benchmarks/executor_order.py [--devices 4] [--microbatches 8]
 """
@@ -23,6 +24,7 @@ from typing import Any
 
 FORWARD_S, BACKWARD_S, WEIGHT_S = 0.060, 0.072, 0.048  # of a device's whole share of the model
 LIMIT = 0.08
+RUNS = 3  # other load can only make a run longer, so the shortest counts
 
 
 def schedules(devices: int, microbatches: int) -> list[Any]:
@@ -118,13 +120,14 @@ def run_rank(folder: Path) -> None:
             stages, store, schedule, rank, dist.group.WORLD, device, (1, 8, 16), torch.float32, around_pass=around
         )
         batch = Batch(0, 0, 0, 1, 8, 32, device.torch_device)
-        for _ in range(2):  # the first run opens the connections
+        runs = []
+        for _ in range(1 + RUNS):  # the first run opens the connections
             ends.clear()
             dist.barrier()
             begun = time.monotonic()
             executor.run(batch)
-        found = [[list(item), end - begun] for item, end in ends]
-        (folder / f"ends-{number}-{rank}.json").write_text(json.dumps(found))
+            runs.append([[list(item), end - begun] for item, end in ends])
+        (folder / f"ends-{number}-{rank}.json").write_text(json.dumps(runs[1:]))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -159,10 +162,9 @@ def main() -> int:
                 for passes, ends in zip(schedule.order, timeline.end, strict=True)
                 for item, end in zip(passes, ends, strict=True)
             }
-            measured = {}
-            for rank in range(options.devices):
-                for item, end in json.loads((folder / f"ends-{number}-{rank}.json").read_text()):
-                    measured[Pass(*item)] = end
+            ranks = [json.loads((folder / f"ends-{number}-{rank}.json").read_text()) for rank in range(options.devices)]
+            runs = [{Pass(*item): end for rank in ranks for item, end in rank[run]} for run in range(RUNS)]
+            measured = min(runs, key=lambda run: max(run.values()))
             ratio = max(measured.values()) / timeline.makespan
             difference = max(abs(measured[item] - end) for item, end in expected.items()) / timeline.makespan
             worst = max(worst, difference, abs(ratio - 1))
