@@ -1,9 +1,9 @@
 """Does the executor finish passes when the simulation says? Stages that sleep, real ranks, real messages.
 
 Every pass sleeps for its given time instead of computing, so no core has to be free; the shortest of three runs counts.
-Printed for every named schedule and for some that the engine finds: the makespan of the run over the simulated one, and the
-largest difference of a pass's end from its simulated end, as a share of the makespan. Run on a machine with little else
-to do:
+Printed for every named schedule and for some that the engine finds: the makespan of the run over the simulated one, and
+the largest difference of a pass's end from its simulated end, as a share of the makespan. Run on a machine with little
+else to do:
 
     python benchmarks/executor_order.py [--devices 4] [--microbatches 8]
 """
