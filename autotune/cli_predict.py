@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -138,15 +139,22 @@ def _predictor(space: Any, stack: str | None, assume: str, numbers: str) -> Any:
     )
 
 
+_MAY_BE_ZERO = ("kernel_s", "visit_s", "layer_host_s")
+
+
 def _numbers(text: str, known: list[str]) -> Iterator[tuple[str, float]]:
     for setting in filter(None, (part.strip() for part in text.split(";"))):
         name, _, value = setting.partition("=")
         if name not in known or name == "name":
             raise UserError(f"--machine: no number {name!r}; known: {', '.join(known[1:])}")
         try:
-            yield name, float(value)
+            number = float(value)
         except ValueError:
             raise UserError(f"--machine: {name} must be a number, not {value!r}") from None
+        least = "0 or more" if name in _MAY_BE_ZERO else "above 0"
+        if not math.isfinite(number) or number < 0 or (number == 0 and name not in _MAY_BE_ZERO):
+            raise UserError(f"--machine: {name} must be {least}, not {value}")
+        yield name, number
 
 
 def _line(prediction: Any, limit: float | None, line: str) -> str:

@@ -52,6 +52,8 @@ def search(
         raise UserError(f"space {space.name} has no legal plan; --dry-run counts the rules that refuse them")
     _refuse_existing(folder, options)
     forecaster = _make_forecaster(space, options, observer)
+    if options.resume and not folder.holds_study():
+        observer.note(f"no study in {folder.path} to go on with; starting a new one")
     folder.create()
     with folder.locked():
         if options.fresh:
@@ -65,6 +67,7 @@ def search(
             space.cluster.memory_limit_bytes,
             resume=options.resume,
             fresh=options.fresh,
+            must_exist=options.resume and folder.csv.exists(),
         )
         folder.write_text(folder.space, space.to_yaml())
         if options.fidelity == "predict":

@@ -174,6 +174,7 @@ def open_store(
     memory_limit_bytes: int | None,
     resume: bool,
     fresh: bool = False,
+    must_exist: bool = False,
 ) -> Store:
     """Begin the study `name` in the database at `url`, or go on with it.
 
@@ -182,6 +183,7 @@ def open_store(
         plans: the legal plans by fingerprint.
         resume: go on with a study that exists; False refuses one that does.
         fresh: delete a study that exists first.
+        must_exist: there are results of this study, so a database without it is another one or a damaged one.
 
     Raises:
         UserError: the database can't be opened or is damaged, the study exists though it must not, or it is about
@@ -200,6 +202,12 @@ def open_store(
         if existing and not resume:
             raise UserError(
                 f"study {name!r} exists in {shown}; --resume goes on with it, --fresh deletes it and starts anew"
+            )
+        if must_exist and not existing:
+            held = ", ".join(map(repr, optuna.get_all_study_names(storage))) or "no study"
+            raise UserError(
+                f"{shown} holds {held}, not {name!r}, so the results that are there can't be continued; "
+                "give the study its own name and database again, or start anew with --fresh or another --name"
             )
         study = optuna.create_study(
             storage=storage,

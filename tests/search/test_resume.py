@@ -232,3 +232,19 @@ def test_store_killed_between_outcome_and_closing_needs_no_second_run(bench: Ben
     assert bench.search("--resume", "--trials", "1").returncode == 0
     assert len(bench.launches()) == 1
     assert optuna.load_study(study_name="tiny", storage=url).get_trials()[0].value == done.value
+
+
+@pytest.mark.parametrize("damage", ["renamed", "emptied"])
+def test_results_whose_database_lacks_the_study_are_not_overwritten(bench: Bench, damage: str) -> None:
+    bench.tell_worker({"do": "succeed", "step_s": 0.001})
+    assert bench.search("--trials", "1").returncode == 0
+    folder = bench.study
+    if damage == "renamed":
+        folder = folder.rename(folder.with_name("copy"))
+    else:
+        (folder / "study.db").write_bytes(b"")
+    before = (folder / "trials.csv").read_bytes()
+    done = bench.search("--resume", "--name", folder.name)
+    assert done.returncode == 2
+    assert "can't be continued" in done.stderr
+    assert (folder / "trials.csv").read_bytes() == before

@@ -28,19 +28,23 @@ from cases import Case
 WORKER = [sys.executable, "-m", "autotune.profiling.worker"]
 
 
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return str(free.getsockname()[1])
+
+
 def start(request: TrialRequest, out: Path, ranks: range | None = None, **environment: str) -> list[subprocess.Popen]:
     """The worker's ranks as plain processes that meet on a free port."""
     (out / "request.json").write_text(json.dumps(request.to_dict()))
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     world = request.plan.devices
     return [
         subprocess.Popen(
             [*WORKER, "--request", str(out / "request.json"), "--out", str(out)],
             env=os.environ
             | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
-            | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+            | {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
             | environment,
             stderr=subprocess.PIPE,
             text=True,
@@ -112,9 +116,8 @@ def test_a_failing_rank_reports_itself_first_and_its_peer_follows_at_once(tmp_pa
     huge = replace(request, model=replace(request.model, vocab=2**42))
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
-    peer = start(request, tmp_path / "0", range(1))
-    environment = Path(f"/proc/{peer[0].pid}/environ").read_bytes().decode().split("\0")
-    port = next(pair.partition("=")[2] for pair in environment if pair.startswith("MASTER_PORT="))
+    port = free_port()
+    peer = start(request, tmp_path / "0", range(1), MASTER_PORT=port)
     failing = start(huge, tmp_path / "1", range(1, 2), MASTER_PORT=port)
     # Well within the 120 s that a collective may take.
     assert finish(peer + failing, timeout_s=60) == [1, 1]
