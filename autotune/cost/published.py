@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from autotune.cost.assumptions import Assumptions, stack
 from autotune.cost.predict import MeanPasses
@@ -226,29 +226,38 @@ def with_settings(assumptions: Assumptions, settings: str) -> Assumptions:
     """`assumptions` with `name=value;name=value` applied; values are true, false, none, numbers or words.
 
     Raises:
-        UserError: no assumption of that name.
+        UserError: no assumption of that name, or a value it can't have.
     """
-    known = {field.name for field in fields(Assumptions)}
+    kinds = get_type_hints(Assumptions)
     changes: dict[str, Any] = {}
     for key, value in _pairs(settings):
-        if key not in known:
-            raise UserError(f"no assumption {key!r}; known: {', '.join(sorted(known))}")
-        changes[key] = _value(value)
+        if key not in kinds:
+            raise UserError(f"no assumption {key!r}; known: {', '.join(sorted(kinds))}")
+        changes[key] = _value(key, value, kinds[key])
     return replace(assumptions, **changes)
 
 
-def _value(text: str) -> Any:
-    words: dict[str, Any] = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
+def _value(key: str, text: str, kind: Any) -> Any:
+    """`text` as a value of the assumption's type."""
+    legal = get_args(kind) if get_origin(kind) is Literal else ()
+    if legal:
+        if text in legal:
+            return text
+        raise UserError(f"{key} must be one of {', '.join(legal)}, not {text!r}")
+    word = text.lower()
+    if kind is bool:
+        if word in ("true", "false"):
+            return word == "true"
+        raise UserError(f"{key} must be true or false, not {text!r}")
+    if word == "none" and type(None) in get_args(kind):
+        return None
     try:
-        return int(text)
+        number = float(text) if kind is float else int(text)
     except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
+        number = -1
+    if not 0 <= number < float("inf"):
+        raise UserError(f"{key} must be a {'number' if kind is float else 'whole number'} of at least 0, not {text!r}")
+    return number
 
 
 def _words(text: str) -> list[str]:
