@@ -276,6 +276,7 @@ def _ending(result: SearchResult) -> str:
     tried = "run" if result.fidelity == "run" else done
     return {
         "complete": f"every legal plan was {done}{also}",
+        "converged": f"stopped: {result.why}; {left} legal plans were not {tried}",
         "trials": f"the budget of trials is spent, {left} legal plans were not {tried}",
         "timeout": f"the time is spent, {left} legal plans were not {tried}",
         "interrupted": f"interrupted, {left} legal plans were not {tried}; --resume goes on",
@@ -305,6 +306,7 @@ def _search_json(folder: Path, result: SearchResult) -> dict[str, Any]:
         "folder": str(folder),
         "fidelity": result.fidelity,
         "ended": result.ended,
+        "why": result.why,
         "legal_plans": result.legal,
         "refused_by_estimate": result.refused_by_estimate,
         "states": dict(Counter(row.state for row in result.rows)),

@@ -4,8 +4,8 @@
     python benchmarks/prediction_accuracy.py --wall             # 2 ranks against the wall clock; needs 2 free cores
     python benchmarks/prediction_accuracy.py --cache FOLDER     # keep the profiles
 
-Plans are taken evenly from all legal ones (every pp, tp, dp, micro-batch size and schedule), profiled by one process
-and then run on warm ranks. Exit code 1 if a target below is missed.
+Plans are drawn from all legal ones (every pp, tp, dp, micro-batch size), evenly over the schedules, profiled by one
+process and then run on warm ranks. Exit code 1 if a target below is missed.
 
 Targets on the virtual clock: median error of the step time at most 10 %, rank correlation (Spearman) at least 0.90, the
 best predicted plan within 5 % of the best measured, median error of the peak memory at most 5 %, and no plan refused
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import tempfile
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--space", type=Path, default=QUICKSTART)
     parser.add_argument("--plans", type=int, default=48)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0, help="of the plans that are taken")
     parser.add_argument("--steps", type=int, default=5, help="measured steps of every run")
     parser.add_argument("--wall", action="store_true", help="2 ranks, judged by the wall clock")
     parser.add_argument("--cache", type=Path, help="folder of the profiles; default: a temporary one")
@@ -80,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     ranks = 2 if options.wall else options.ranks
     space = whole_space(load_space(options.space), ranks)
-    plans = evenly(space.plans(), options.plans)
+    plans = evenly(space.plans(), options.plans, options.seed)
     requests = [request_of(space, plan, number, options.steps) for number, plan in enumerate(plans)]
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
@@ -114,10 +116,19 @@ def whole_space(space: Space, ranks: int) -> Space:
     return replace(space, search=search, cluster=replace(space.cluster, devices_per_node=ranks))
 
 
-def evenly(plans: Sequence[Plan], number: int) -> list[Plan]:
-    """`number` of the plans, spread over all of them."""
-    number = min(number, len(plans))
-    return [plans[k * len(plans) // number] for k in range(number)]
+def evenly(plans: Sequence[Plan], number: int, seed: int) -> list[Plan]:
+    """`number` of the plans, drawn at random, the same number of every schedule as far as it has so many."""
+    drawn = random.Random(seed)
+    waiting: dict[str, list[Plan]] = {}
+    for plan in drawn.sample(plans, len(plans)):
+        waiting.setdefault(plan.schedule, []).append(plan)
+    found: list[Plan] = []
+    while waiting and len(found) < number:
+        for schedule in list(waiting):
+            found.append(waiting[schedule].pop())
+            if not waiting[schedule]:
+                del waiting[schedule]
+    return found[:number]
 
 
 def request_of(space: Space, plan: Plan, number: int, steps: int) -> TrialRequest:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ended", "Isolation", "SearchOptions", "SearchResult"]
 
-Ended = Literal["complete", "trials", "timeout", "interrupted"]
+Ended = Literal["complete", "converged", "trials", "timeout", "interrupted"]
 Isolation = Literal["pool", "trial"]
 
 
@@ -99,6 +99,7 @@ class SearchResult:
         rows: the whole table, judged: a row for every point of the space.
         legal: legal plans of the space.
         refit: the device's figures fitted to the trials of a run; None where that can't be done.
+        why: why it ended, where `ended` alone doesn't say it: what the sampler says of a search that converged.
     """
 
     ended: Ended
@@ -106,6 +107,7 @@ class SearchResult:
     legal: int
     fidelity: Fidelity = "run"
     refit: Refit | None = None
+    why: str = ""
 
     @property
     def best(self) -> Row | None:

@@ -29,6 +29,7 @@ class Observation:
 
     Attributes:
         value: tokens/s, measured or profiled; None if the plan gave no number that counts.
+        peak_bytes: peak memory of the heaviest device, measured or profiled; None if nobody measured it.
         constraint: above 0 when infeasible, by how much; None when nothing is known.
         failed: the trial said nothing about the plan (infrastructure, no result).
     """
@@ -37,13 +38,17 @@ class Observation:
     value: float | None
     constraint: float | None
     failed: bool
+    peak_bytes: int | None = None
 
 
 class Proposer(Protocol):
     """Picks from what is left, given what is known."""
 
-    def propose(self, left: Sequence[Plan], known: Sequence[Observation]) -> Plan:
-        """One of `left`, which is not empty."""
+    why_stopped: str
+    """Why nothing that is left is worth a trial; empty as long as something is."""
+
+    def propose(self, left: Sequence[Plan], known: Sequence[Observation]) -> Plan | None:
+        """One of `left`, which is not empty; None, and `why_stopped` tells, if none of them is worth a trial."""
 
 
 def fields_of(plan: Plan) -> dict[str, Any]:
@@ -68,8 +73,19 @@ def baselines(plans: Sequence[Plan], predicted: Mapping[Plan, Predicted], limit_
     return [min(family, key=order) for family in families if family]
 
 
-def make_proposer(name: SamplerName, plans: Sequence[Plan], seed: int) -> Proposer:
-    """The proposer called `name` over the legal `plans` of a space."""
+def make_proposer(
+    name: SamplerName,
+    plans: Sequence[Plan],
+    seed: int,
+    predicted: Mapping[Plan, Predicted],
+    limit_bytes: int | None,
+) -> Proposer:
+    """The proposer called `name` over the legal `plans` of a space.
+
+    Args:
+        predicted: what the cost model says of the plans; empty where it knows nothing.
+        limit_bytes: memory of a device; None for no limit.
+    """
     if name == "grid":
         return _Grid()
     if name == "random":
@@ -80,12 +96,16 @@ def make_proposer(name: SamplerName, plans: Sequence[Plan], seed: int) -> Propos
 class _Grid:
     """In the order of the space file."""
 
+    why_stopped = ""
+
     def propose(self, left: Sequence[Plan], known: Sequence[Observation]) -> Plan:
         return left[0]
 
 
 class _Random:
     """In one random order of the whole space, so that a resumed study goes on where it stopped."""
+
+    why_stopped = ""
 
     def __init__(self, plans: Sequence[Plan], seed: int) -> None:
         shuffled = list(plans)
@@ -102,6 +122,8 @@ class _Tpe:
     TPE proposes freely, also what is illegal or measured already. So it works on a study in memory, told everything
     that is known, and is asked again until a proposal can be run; the study on disk sees only real trials.
     """
+
+    why_stopped = ""
 
     def __init__(self, plans: Sequence[Plan], seed: int) -> None:
         self.choices = {name: sorted({getattr(plan, name) for plan in plans}) for name in FIELDS}

@@ -137,7 +137,11 @@ class _Search:
             done = "profiled" if self.options.fidelity == "profile" else "measured"
             self.observer.note(f"resuming with {len(self.finished)} {done} plans")
         self._note_estimates()
-        proposer = make_proposer(self.options.sampler, tuple(self.book.plans.values()), self.options.seed)
+        predicted = {plan: told.predicted for plan, told in self.book.forecasts.items()}
+        limit = self.space.cluster.memory_limit_bytes
+        proposer = make_proposer(
+            self.options.sampler, tuple(self.book.plans.values()), self.options.seed, predicted, limit
+        )
         first = [*again, *self._baselines()]
         waiting = f"not {self._done_word} yet"
         try:
@@ -147,25 +151,30 @@ class _Search:
                 if plan is None:
                     throughput = {one.number: _rate(self._row(one)) for one in self.finished}
                     plan = proposer.propose(left, self.store.observations(self.finished, throughput))
+                if plan is None:
+                    ended = "converged"
+                    break
                 if not self._try(plan):
                     ended = "interrupted"
                     break
                 self.book.write_if_due(waiting)
-            waiting = self._why_waiting(ended)
+            waiting = self._why_waiting(ended, proposer.why_stopped)
         finally:
             self.evaluator.close()
             # Also when the database fails or Ctrl-C is hit twice: what is known goes into the table.
             rows = self.book.write(waiting)
-        return SearchResult(ended, rows, len(self.book.plans), self.options.fidelity)
+        why = proposer.why_stopped if ended == "converged" else ""
+        return SearchResult(ended, rows, len(self.book.plans), self.options.fidelity, why=why)
 
     @property
     def _done_word(self) -> str:
         return "profiled" if self.options.fidelity == "profile" else "run"
 
-    def _why_waiting(self, ended: Ended) -> str:
+    def _why_waiting(self, ended: Ended, why_stopped: str) -> str:
         """Why plans are left, for their rows."""
         causes = {
             "complete": "",
+            "converged": why_stopped,
             "trials": f"the budget of {self.options.trials} trials is spent",
             "timeout": f"the time of {self.options.timeout_s} s is spent",
             "interrupted": "the search was interrupted",

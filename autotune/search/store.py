@@ -126,6 +126,7 @@ class Store:
                 value=tokens_per_s.get(one.number) if one.outcome.state in _VALUED else None,
                 constraint=self._over_limit(one.outcome),
                 failed=one.outcome.state in _UNINFORMATIVE,
+                peak_bytes=_peak_bytes(one.outcome),
             )
             for one in finished
         ]
@@ -143,10 +144,7 @@ class Store:
 
     def _over_limit(self, outcome: TrialOutcome) -> float | None:
         """Bytes over the memory limit, negative below it; 1 for an out-of-memory that nobody measured."""
-        if outcome.predicted is not None:
-            peak: int | None = outcome.predicted.peak_memory_bytes
-        else:
-            peak = outcome.measurement.peak_memory_bytes if outcome.measurement else None
+        peak = _peak_bytes(outcome)
         if peak is not None and self._limit is not None:
             return float(peak - self._limit)
         return 1.0 if outcome.state == "oom" else None
@@ -227,6 +225,13 @@ def open_store(
                 "change it back, or start anew with --fresh or another --name"
             )
     return Store(study, plans, memory_limit_bytes)
+
+
+def _peak_bytes(outcome: TrialOutcome) -> int | None:
+    """Peak of the heaviest device, profiled or measured."""
+    if outcome.predicted is not None:
+        return outcome.predicted.peak_memory_bytes
+    return outcome.measurement.peak_memory_bytes if outcome.measurement else None
 
 
 def _outcome(trial: FrozenTrial) -> TrialOutcome:

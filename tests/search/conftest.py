@@ -57,6 +57,8 @@ class Bench:
 
     def search_command(self, *arguments: str, launcher: str = "none") -> list[str]:
         worker = f"{{python}} {FAKE} --request {{request}} --out {{out}} --script {self.path / 'script.json'}"
+        if "--sampler" not in arguments:
+            arguments = ("--sampler", "grid", *arguments)
         return self.command("search", "tiny.yaml", "--worker", worker, "--launcher", launcher, *arguments)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
