@@ -76,7 +76,8 @@ def simulation() -> None:
 
 
 def main() -> None:
-    best_schedule(2, 2, limit=1)
+    # Compiled or read from the disk's cache once a process: annealing and all.
+    best_schedule(4, 8, uniform_share(1, 1.5, 0.6, 0.2), 2, effort=QUICK)
     simulation()
     named()
     searches()

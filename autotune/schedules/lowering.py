@@ -73,13 +73,14 @@ def lower(schedule: Schedule) -> list[list[Action]]:
     actions: list[list[Action]] = [[] for _ in schedule.order]
     for place in sorted(range(len(flat)), key=times.end.__getitem__):
         device, item = flat[place]
-        actions[device].append(item)
-        if item.kind == "W":
+        doing, stage, microbatch = item
+        own = actions[device]
+        own.append(item)
+        if doing == "W":
             continue
-        kind: Literal["F", "B"] = "F" if item.kind == "F" else "B"
-        reader = item.stage + 1 if kind == "F" else item.stage - 1
-        if 0 <= reader < stages and placement[reader] != device:
-            peer = placement[reader]
-            actions[device].append(Send(kind, item.stage, item.microbatch, peer))
-            actions[peer].append(Receive(kind, item.stage, item.microbatch, device))
+        kind: Literal["F", "B"] = "F" if doing == "F" else "B"
+        reader = stage + 1 if kind == "F" else stage - 1
+        if 0 <= reader < stages and (peer := placement[reader]) != device:
+            own.append(Send(kind, stage, microbatch, peer))
+            actions[peer].append(Receive(kind, stage, microbatch, device))
     return actions

@@ -134,10 +134,7 @@ def reorder(table: Timetable, limits: tuple[int, ...], *, put_off_weights: bool 
 NEVER = 1 << 60
 HELD = {"F": 1, "B": 0, "W": -1, "BW": -1}
 OUTSTANDING = {"F": 1, "B": -1, "W": 0, "BW": -1}
-
-
-def _length(item: Pass) -> int:
-    return 2 if item.kind == "BW" else 1
+LENGTH = {"F": 1, "B": 1, "W": 1, "BW": 2}
 
 
 class _Device:
@@ -163,7 +160,10 @@ class _Device:
             else:
                 self.reads.append((cell, half + cell + microbatches if stage < stages - 1 else nothing))
             self.writes.append(cell if kind == "F" else -1 if kind == "W" else half + cell)
-        self.left = Counter((item.kind, item.stage) for item in self.queue)
+        # Places of the passes of a kind and stage, those that are done left out once they come first.
+        self.waiting: dict[tuple[PassKind, int], deque[int]] = {}
+        for place, item in enumerate(self.queue):
+            self.waiting.setdefault((item.kind, item.stage), deque()).append(place)
         self.done = [False] * len(self.queue)
         self.tail = self.head = 0
         self.free = 0
@@ -212,39 +212,44 @@ class _Device:
 
     def _fill(self, slot: int, wanted_at: int, ended: list[int]) -> int | None:
         """The pass that fills the time until the head of the queue can run, from `slot` to `wanted_at`."""
-        weight = forward = None
-        seen: set[tuple[str, int]] = set()
-        outstanding = most = self.outstanding
-        for place in range(self.tail, len(self.queue)):
-            if self.done[place]:
-                continue
-            item = self.queue[place]
-            key = (item.kind, item.stage)
-            if key not in seen:
-                seen.add(key)
-                one, other = self.reads[place]
-                if ended[one] <= slot and ended[other] <= slot and slot + _length(item) <= wanted_at:
-                    if item.kind in ("B", "BW"):
-                        return place
-                    if item.kind == "W":
-                        weight = place if weight is None else weight
-                    elif forward is None and max(most, self.held) < self.limit:
-                        forward = place
-                if len(seen) == len(self.left):
-                    break
-            outstanding += OUTSTANDING[item.kind]
-            most = max(most, outstanding)
-        return forward if weight is None else weight
+        ready: dict[PassKind, int] = {}
+        for key, places in self.waiting.items():
+            while self.done[places[0]]:
+                places.popleft()
+            place, kind = places[0], key[0]
+            one, other = self.reads[place]
+            fits = ended[one] <= slot and ended[other] <= slot and slot + LENGTH[kind] <= wanted_at
+            if fits and place < ready.get(kind, NEVER):
+                ready[kind] = place
+        backward = min(ready.get("B", NEVER), ready.get("BW", NEVER))
+        if backward != NEVER:
+            return backward
+        if "W" in ready:
+            return ready["W"]
+        return ready["F"] if "F" in ready and self._room_before(ready["F"]) else None
+
+    def _room_before(self, place: int) -> bool:
+        """Whether everything before an F keeps to the limit if that F is run first."""
+        if self.held >= self.limit:
+            return False
+        outstanding = self.outstanding
+        for earlier in range(self.tail, place):
+            if not self.done[earlier]:
+                outstanding += OUTSTANDING[self.queue[earlier].kind]
+                if outstanding >= self.limit:
+                    return False
+        return self.outstanding < self.limit
 
     def take(self, place: int, slot: int, ended: list[int]) -> None:
         """Run the pass at `place` of the queue from `slot` on."""
         item = self.queue[place]
         self.done[place] = True
-        key = (item.kind, item.stage)
-        self.left[key] -= 1
-        if not self.left[key]:
-            del self.left[key]
-        self.free = slot + _length(item)
+        places = self.waiting[item.kind, item.stage]
+        while places and self.done[places[0]]:
+            places.popleft()
+        if not places:
+            del self.waiting[item.kind, item.stage]
+        self.free = slot + LENGTH[item.kind]
         self.outstanding += OUTSTANDING[item.kind]
         self.held += HELD[item.kind]
         self.forwards -= item.kind == "F"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.errors import UserError
 from autotune.schedules.checks import check
+from autotune.schedules.engine.collector import without_collector
 from autotune.schedules.engine.effort import FULL, Effort
 from autotune.schedules.engine.guard import schedule_of
 from autotune.schedules.engine.ladder import Answer, Ladder
@@ -92,6 +93,7 @@ class BestSchedule:
         return f"{self.chosen.describe()} reaches {self.makespan:.6g}; {'; '.join(parts)}"
 
 
+@without_collector
 def best_schedule(
     devices: int,
     microbatches: int,
@@ -124,6 +126,7 @@ def best_schedule(
     return pipeline.best(_frozen(limit, devices))
 
 
+@without_collector
 def memory_front(
     devices: int,
     microbatches: int,
@@ -156,6 +159,7 @@ def memory_front(
     return front
 
 
+@without_collector
 def smallest_memory(
     devices: int,
     microbatches: int,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from engine_cases import REAL_COSTS, TINY, assert_sound, random_problems
 from hypothesis import given, settings
@@ -126,6 +128,18 @@ def test_equal_arguments_give_equal_schedules() -> None:
         best_schedule(4, 8, uniform_share(*REAL_COSTS[2]), 3, effort=QUICK, seed=5).timeline.schedule for _ in range(2)
     )
     assert first == second
+
+
+def test_a_search_makes_no_cycles_so_that_it_needs_no_collector_and_leaves_it_as_it_was() -> None:
+    best_schedule(4, 8, uniform_share(1, 1.5, 0.6, 0.2), 2, effort=QUICK)
+    gc.collect()
+    best_schedule(8, 32, uniform_share(1, 1.5, 0.6, 0.2), 6, effort=QUICK)
+    assert gc.isenabled()
+    # A handful comes from loading compiled code; the search's own tuples would be tens of thousands.
+    assert gc.collect() < 1000
+    with pytest.raises(UserError):
+        best_schedule(4, 8, limit=0.1, effort=QUICK)
+    assert gc.isenabled()
 
 
 def test_a_fixed_placement_is_kept_and_others_are_compared() -> None:
