@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,7 +12,7 @@ from autotune.errors import UserError
 from autotune.schedules import kernel
 from autotune.schedules.building_block import BuildingBlock
 from autotune.schedules.placement import device_stages
-from autotune.schedules.schedule import Pass, Schedule
+from autotune.schedules.schedule import Pass, PassKind, Schedule
 
 __all__ = ["Timetable", "reorder", "repeat", "squeeze", "unroll"]
 
@@ -32,7 +32,7 @@ class Timetable:
     @property
     def slots(self) -> int:
         """Slots from 0 to the end of the last pass."""
-        return max(slot + _length(item) for row in self.cells for slot, item in row[-1:])
+        return max(slot + LENGTH[item.kind] for row in self.cells for slot, item in row[-1:])
 
     def schedule(self, name: str) -> Schedule:
         """The order of the passes as a schedule."""
@@ -134,7 +134,7 @@ def reorder(table: Timetable, limits: tuple[int, ...], *, put_off_weights: bool 
 NEVER = 1 << 60
 HELD = {"F": 1, "B": 0, "W": -1, "BW": -1}
 OUTSTANDING = {"F": 1, "B": -1, "W": 0, "BW": -1}
-LENGTH = {"F": 1, "B": 1, "W": 1, "BW": 2}
+LENGTH: dict[PassKind, int] = {"F": 1, "B": 1, "W": 1, "BW": 2}
 
 
 class _Device:
