@@ -1,4 +1,7 @@
-"""The best plan of a study against its baselines, and whether the difference is more than the spread."""
+"""The best plan of a study against its baselines, and whether the difference is more than the noise.
+
+Where the study had a final that decides it, the final's numbers are the answer; else those of the search itself.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.results.columns import Row
+from autotune.results.final import Final
 from autotune.results.measurement import Fidelity
+from autotune.results.ratios import CONFIDENCE
+from autotune.results.sentences import final_sentence, search_sentence
 from autotune.results.verdict import INTERLEAVED_SCHEDULE, fastest, fidelity_of, is_baseline_schedule
 
-__all__ = ["Comparison", "Contest", "compare"]
+__all__ = ["Comparison", "Contest", "compare", "in_force"]
 
 
 @dataclass(frozen=True)
@@ -17,20 +23,26 @@ class Contest:
     """The best plan against one other.
 
     Attributes:
-        ratio: step time of the other over step time of the best; above 1 the best is faster.
-        low, high: the ratio when the spread of the measured steps falls least and most in favour of the best: shortest
-            step of the other over longest of the best, and the reverse. None where nothing was measured.
+        ratio: step time of the other over step time of the best; above 1 the best is faster. None if the final, which
+            decides, has no measurement of the other.
+        low, high: of a final, the 95 % confidence interval of the ratio. Else the ratio when the spread of the measured
+            steps falls least and most in favour of the best: shortest step of the other over longest of the best, and
+            the reverse. None where nothing was measured.
+        trouble: why the other fell out of the final.
+        rounds: of the final in which both were measured.
     """
 
     name: str
     other: Row
-    ratio: float
+    ratio: float | None
     low: float | None
     high: float | None
+    trouble: str = ""
+    rounds: int | None = None
 
     @property
     def beyond_spread(self) -> bool:
-        """Whether even the longest measured step of the best is shorter than the other's shortest."""
+        """Whether the best is faster beyond the noise: the lower end of the ratio is above 1."""
         return self.low is not None and self.low > 1.0
 
 
@@ -40,12 +52,18 @@ class Comparison:
 
     Attributes:
         fidelity: at which all plans in it were evaluated; `run` is measured, the others are predicted.
+        challenger: the fastest other plan of the final.
+        final: the final whose numbers these are; None where they are the search's own.
+        remark: why a final that there is doesn't count; empty if it does, or there is none.
     """
 
     best: Row | None
     baseline: Contest | None
     interleaved: Contest | None
     fidelity: Fidelity = "run"
+    challenger: Contest | None = None
+    final: Final | None = None
+    remark: str = ""
 
     @property
     def source(self) -> str:
@@ -57,14 +75,15 @@ class Comparison:
         }[self.fidelity]
 
     def sentences(self) -> list[str]:
-        """The result in words."""
+        """The result in words: over 1F1B, over interleaved 1F1B, and why a final doesn't count."""
         if self.best is None:
             return ["no plan of this study ran within its limits, so there is nothing to compare"]
+        remarks = [self.remark] if self.remark else []
+        families = ((self.baseline, "1F1B"), (self.interleaved, "interleaved 1F1B"))
+        if self.final is not None:
+            return [final_sentence(self.best, one, self.challenger, name) for one, name in families] + remarks
         label = f"{self.source}: " if self.source else ""
-        return [
-            label + _sentence(self.best, self.baseline, "1F1B", bool(self.source)),
-            label + _sentence(self.best, self.interleaved, "interleaved 1F1B", bool(self.source)),
-        ]
+        return [label + search_sentence(self.best, one, name, bool(self.source)) for one, name in families] + remarks
 
     def to_dict(self) -> dict[str, object]:
         """Plain JSON values."""
@@ -73,15 +92,27 @@ class Comparison:
             "best": self.best.to_dict() if self.best else None,
             "baseline": _contest_dict(self.baseline, self.best),
             "interleaved": _contest_dict(self.interleaved, self.best),
+            "challenger": _contest_dict(self.challenger, self.best),
+            "final": None if self.final is None else {"confidence": CONFIDENCE, **self.final.to_dict()},
             "summary": self.sentences(),
         }
 
 
-def compare(rows: Sequence[Row]) -> Comparison:
+def in_force(final: Final | None, rows: Sequence[Row]) -> Final | None:
+    """The final if it decides the study that `rows` are: with rounds enough, and between the plans it calls for now."""
+    return final if final is not None and final.decides and final.holds_for(rows) else None
+
+
+def compare(rows: Sequence[Row], final: Final | None = None) -> Comparison:
     """Compare the best plan of a study with its best 1F1B plan and its best interleaved one.
 
     All rows are of one study, so model, global batch and devices are the same by construction.
+
+    Args:
+        final: of the study; it counts only if it is decided and of the plans that the rows call for.
     """
+    if (deciding := in_force(final, rows)) is not None:
+        return _by_final(rows, deciding)
     fidelity = fidelity_of(rows)
     best = fastest(rows, fidelity=fidelity)
     baseline = fastest(rows, is_baseline_schedule, fidelity)
@@ -91,7 +122,42 @@ def compare(rows: Sequence[Row]) -> Comparison:
         _contest("best 1F1B plan", best, baseline, fidelity),
         _contest("best interleaved plan", best, interleaved, fidelity),
         fidelity,
+        remark="" if final is None else _why_not(final, rows),
     )
+
+
+def _by_final(rows: Sequence[Row], final: Final) -> Comparison:
+    by_fingerprint = {row.fingerprint: row for row in rows}
+    assert final.best is not None
+    best = by_fingerprint[final.best]
+
+    def contest(name: str, fingerprint: str | None) -> Contest | None:
+        if fingerprint is None:
+            return None
+        other = by_fingerprint[fingerprint]
+        if other is best:
+            return Contest(name, other, 1.0, 1.0, 1.0)
+        found = None if fingerprint in final.lost else final.ratio(best.fingerprint, fingerprint)
+        if found is None:
+            return Contest(name, other, None, None, None, final.lost.get(fingerprint, "too few measurements"))
+        return Contest(name, other, found.ratio, found.low, found.high, rounds=found.rounds)
+
+    return Comparison(
+        best,
+        contest("best 1F1B plan", final.lineup.baseline),
+        contest("best interleaved plan", final.lineup.interleaved),
+        "run",
+        contest("fastest other plan", final.challenger()),
+        final,
+    )
+
+
+def _why_not(final: Final, rows: Sequence[Row]) -> str:
+    if not final.holds_for(rows):
+        return "the final was between other plans than those that lead now, so it doesn't count; --resume holds another"
+    if not final.launches or final.upcoming() is not None:
+        return f"the final was cut short after {final.rounds} rounds, so it doesn't count; --resume finishes it"
+    return "no plan got through the final, so it doesn't count: " + "; ".join(sorted(set(final.lost.values())))
 
 
 def _contest(name: str, best: Row | None, other: Row | None, fidelity: Fidelity) -> Contest | None:
@@ -113,24 +179,6 @@ def _step_times(row: Row) -> tuple[float, float, float]:
     return row.step_time_min_s or row.step_time_s, row.step_time_s, row.step_time_max_s or row.step_time_s
 
 
-def _sentence(best: Row, contest: Contest | None, family: str, predicted: bool) -> str:
-    if contest is None:
-        return f"no {family} plan of this study {'fits' if predicted else 'ran within its limits'}"
-    if contest.other is best:
-        article = "an" if family.startswith("interleaved") else "a"
-        return f"the best plan is itself {article} {family} plan: {best.describe()}"
-    other = f"the {contest.name} ({contest.other.describe()})"
-    if contest.low is None or contest.high is None:
-        return f"the best plan is {contest.ratio:.3f}x as fast as {other}"
-    said = (
-        f"the best plan is {contest.ratio:.3f}x (measured steps: {contest.low:.3f}x to {contest.high:.3f}x) "
-        f"as fast as {other}"
-    )
-    if contest.beyond_spread:
-        return said
-    return f"{said}: the difference is inside the spread, so no gain over {family} is shown"
-
-
 def _contest_dict(contest: Contest | None, best: Row | None) -> dict[str, object] | None:
     if contest is None:
         return None
@@ -141,4 +189,6 @@ def _contest_dict(contest: Contest | None, best: Row | None) -> dict[str, object
         "ratio_high": contest.high,
         "beyond_spread": contest.beyond_spread,
         "is_best": contest.other is best,
+        "trouble": contest.trouble or None,
+        "rounds": contest.rounds,
     }

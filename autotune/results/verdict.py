@@ -60,10 +60,15 @@ def is_baseline_schedule(row: Row) -> bool:
     return row.schedule == BASELINE_SCHEDULE
 
 
-def judge(rows: Sequence[Row]) -> list[Row]:
-    """The rows with `speedup_vs_1f1b`, `is_baseline` and `is_best` filled in, in the same order."""
+def judge(rows: Sequence[Row], winner: str | None = None) -> list[Row]:
+    """The rows with `speedup_vs_1f1b`, `is_baseline` and `is_best` filled in, in the same order.
+
+    Args:
+        winner: fingerprint of the plan that won a final, which is the best whatever the search measured of it.
+    """
     fidelity = fidelity_of(rows)
     best, baseline = fastest(rows, fidelity=fidelity), fastest(rows, is_baseline_schedule, fidelity)
+    best = next((row for row in rows if winner is not None and row.fingerprint == winner), best)
     of_baseline = None if baseline is None else rate(baseline, fidelity)
     judged = []
     for row in rows:
