@@ -37,9 +37,12 @@ class Fidelity(StrEnum):
 class Sampler(StrEnum):
     """How the next plan is picked."""
 
+    auto = "auto"
     grid = "grid"
     random = "random"
     tpe = "tpe"
+    nsga2 = "nsga2"
+    gp = "gp"
 
 
 class Starter(StrEnum):
@@ -72,8 +75,15 @@ def search(
         float | None,
         typer.Option(metavar="SECONDS", help="Begin no trial after this much time in trials, earlier runs included."),
     ] = None,
-    sampler: Annotated[Sampler, typer.Option(help="How the next plan is picked.")] = Sampler.grid,
-    seed: Annotated[int, typer.Option(help="Seed of the random and tpe samplers.")] = 0,
+    sampler: Annotated[
+        Sampler,
+        typer.Option(
+            help="How the next plan is picked. auto: by predictions that measurements correct, until no plan left is "
+            "likely to win. grid: every plan in order. random, tpe, gp: without predictions. nsga2: throughput against "
+            "peak memory."
+        ),
+    ] = Sampler.auto,
+    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
     trial_timeout: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Wall-clock limit of one trial. Default: trial.timeout_s of the space."),

@@ -50,7 +50,7 @@ class SearchOptions:
     timeout_s: float | None = None
     trial_timeout_s: float | None = None
     hang_timeout_s: float | None = None
-    sampler: SamplerName = "grid"
+    sampler: SamplerName = "auto"
     seed: int = 0
     storage: str | None = None
     resume: bool = False
