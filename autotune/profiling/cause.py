@@ -107,7 +107,7 @@ def _reported(trial: _Trial, failure: RankFailure) -> tuple[State, str]:
         device = f" on {failure.device}" if failure.device else ""
         return "oom", f"{who}{device} ran out of memory: {detail}"
     if failure.state == "launcher":
-        return "launcher", f"{who} could not join the others: {detail}"
+        return "launcher", f"{who} failed for no fault of the plan: {detail}"
     return "failed", f"{who} failed first: {detail}"
 
 

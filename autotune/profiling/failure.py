@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -17,6 +18,8 @@ from autotune.profiling.protocol import RankReport
 __all__ = ["fail", "failure_state"]
 
 _ERROR_LINES = 12
+# The hooks of any Python rank have the same list.
+_NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 
 
 def fail(out: Path, rank: int, error: Exception, request_id: str) -> NoReturn:
@@ -44,7 +47,8 @@ def fail(out: Path, rank: int, error: Exception, request_id: str) -> NoReturn:
 def failure_state(error: BaseException) -> Literal["oom", "failed", "launcher"]:
     """`oom` if the error says that memory ran out, by its type or by where torch raises it.
 
-    `launcher` if the ranks can't reach each other's rendezvous: that tells nothing about the plan.
+    `launcher` if the ranks can't reach each other's rendezvous, or their disk is full or gone: that tells nothing about
+    the plan.
     """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return "oom"
@@ -52,6 +56,8 @@ def failure_state(error: BaseException) -> Literal["oom", "failed", "launcher"]:
     text = str(error)
     if type(error) is RuntimeError and text.startswith("[enforce fail at alloc_cpu.cpp:"):
         return "oom"
+    if isinstance(error, OSError) and error.errno in _NO_DISK:
+        return "launcher"
     return "launcher" if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)) else "failed"
 
 

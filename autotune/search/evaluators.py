@@ -61,15 +61,18 @@ class PlanRunner:
 
     def evaluate(self, number: int, plan: Plan, stop: Stop) -> TrialOutcome | None:
         """Launch `plan`; nothing is started for a schedule that can't be run."""
+        return self.evaluate_in(trial_folder(self.logs, number), number, plan, stop)
+
+    def evaluate_in(self, where: Path, number: int, plan: Plan, stop: Stop) -> TrialOutcome | None:
+        """The same, with the folder of the trial given."""
         began = time.time()
-        where = trial_folder(self.logs, number)
         try:
             request = _request(self.space, number, plan)
             command = for_plan(self.worker, self.space, request, where)
         except UserError as error:
             return _broken(error, began)
         empty_folder(where, inside=self.logs.parent)
-        return run_trial(lambda: self._launch(command(), request, where, stop), request, where, self.worker)
+        return run_trial(lambda: self._launch(command(), request, where, stop), request, where, self.worker, stop)
 
     def close(self) -> None:
         """End the ranks that were kept."""

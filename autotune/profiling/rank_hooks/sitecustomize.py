@@ -12,6 +12,7 @@ A process without a RANK, such as a launcher, is `main`. Nothing here may distur
 """
 
 import contextlib
+import errno
 import faulthandler
 import json
 import os
@@ -24,6 +25,8 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _ERROR_LINES = 12
 _OUT_OF_MEMORY = {"builtins.MemoryError", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"}
 _NO_CONNECTION = {"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"}
+# A disk that is full or gone tells nothing about the plan; `autotune.profiling.failure` has the same list.
+_NO_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 
 
 def _install() -> None:
@@ -71,6 +74,8 @@ def _state(kind: type[BaseException], error: BaseException) -> str:
     # torch's allocator on the CPU has no type of its own: a plain RuntimeError that starts with the source line
     if kind is RuntimeError and str(error).startswith("[enforce fail at alloc_cpu.cpp:"):
         return "oom"
+    if isinstance(error, OSError) and error.errno in _NO_DISK:
+        return "launcher"
     return "launcher" if names & _NO_CONNECTION else "failed"
 
 

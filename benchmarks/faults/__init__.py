@@ -1,0 +1,1 @@
+"""Parts of the fault campaign (`benchmarks/fault_campaign.py`)."""
