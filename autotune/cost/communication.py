@@ -9,15 +9,13 @@ all-reduce is both (Thakur et al., "Optimization of Collective Communication Ope
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.machine import Machine
 
-__all__ = ["LINK_EFFICIENCY", "Layout", "gather_s", "group_link", "message_s", "rings_s"]
+__all__ = ["Layout", "gather_s", "group_link", "message_s", "rings_s"]
 
-LINK_EFFICIENCY = Machine.link_efficiency
 """Share of a link's nominal bandwidth that collectives and messages reach, where nothing else is known; not fitted."""
 
 
@@ -43,13 +41,13 @@ class Layout:
         """The node of a global rank."""
         return rank // self.devices_per_node
 
-    def tp_group(self, pp_rank: int, dp_rank: int) -> list[int]:
+    def tp_group(self, pp_rank: int, dp_rank: int) -> range:
         """Global ranks that split the same layers."""
-        return [self.rank(pp_rank, dp_rank, k) for k in range(self.tp)]
+        return range(self.rank(pp_rank, dp_rank, 0), self.rank(pp_rank, dp_rank, self.tp))
 
-    def dp_group(self, pp_rank: int, tp_rank: int) -> list[int]:
+    def dp_group(self, pp_rank: int, tp_rank: int) -> range:
         """Global ranks that hold the same parameters."""
-        return [self.rank(pp_rank, k, tp_rank) for k in range(self.dp)]
+        return range(self.rank(pp_rank, 0, tp_rank), self.rank(pp_rank, self.dp, tp_rank), self.tp)
 
     def crosses(self, sender: int, receiver: int) -> bool:
         """Whether the hop between two pipeline devices leaves the node for any pair of ranks.
@@ -63,25 +61,40 @@ class Layout:
         )
 
 
-def group_link(ranks: Sequence[int], layout: Layout, cluster: ClusterSpec) -> Link:
+def group_link(ranks: range, layout: Layout, cluster: ClusterSpec) -> Link:
     """The link that bounds a ring over `ranks`.
 
     Inside one node: the intra-node link. Over several nodes a ring enters and leaves each node once a ring, and the
     collective runs as many rings as the group has ranks in a node, each by its own network port (`inter_node` is a
     device's): the smaller of the intra-node link and that many ports bounds it.
     """
-    per_node: dict[int, int] = {}
-    for rank in ranks:
-        node = layout.node(rank)
-        per_node[node] = per_node.get(node, 0) + 1
-    if len(per_node) == 1:
+    ports = _fewest_in_a_node(ranks, layout)
+    if ports is None:
         return cluster.intra_node
-    ports = min(per_node.values())
     bandwidth = cluster.inter_node.bandwidth_bytes_per_s * ports
     return Link(
         latency_s=cluster.inter_node.latency_s,
         bandwidth_bytes_per_s=bandwidth if ports == 1 else min(bandwidth, cluster.intra_node.bandwidth_bytes_per_s),
     )
+
+
+def _fewest_in_a_node(ranks: range, layout: Layout) -> int | None:
+    """Of the nodes that have any of evenly spaced ranks: the fewest that one has; None for a single node."""
+    size = layout.devices_per_node
+    first, last = layout.node(ranks[0]), layout.node(ranks[-1])
+    if first == last:
+        return None
+    if ranks.step >= size:
+        return 1
+    # What inner nodes have repeats after `step` of them.
+    nodes = (first, *range(first + 1, min(last, first + 1 + ranks.step)), last)
+    inside = (range(node * size, (node + 1) * size) for node in nodes)
+    return min(_before(ranks, node.stop) - _before(ranks, node.start) for node in inside)
+
+
+def _before(ranks: range, end: int) -> int:
+    """How many of the ranks are below `end`."""
+    return min(len(ranks), max(0, -(-(end - ranks.start) // ranks.step)))
 
 
 def gather_s(tensor_bytes: float, ranks: int, link: Link, efficiency: float) -> float:

@@ -28,6 +28,7 @@ from autotune.cost.prediction import Breakdown, MeanPasses, Prediction, model_fl
 from autotune.cost.work import PassWork, StageWork, embedding_work, head_work, layer_work
 from autotune.schedules import registry
 from autotune.schedules.costs import PassCosts
+from autotune.schedules.placement import shares_ends
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan
@@ -240,7 +241,7 @@ class Predictor:
         for stage, device in enumerate(lines.placement):
             on_device[device].append(stage)
         parameters = [sum(stages[s].parameters for s in held) for held in on_device]
-        if self.model.tied_embeddings and len(stages) > 1 and lines.placement[0] == lines.placement[-1]:
+        if self.model.tied_embeddings and len(stages) > 1 and shares_ends(lines.placement):
             rows = padded_rows(self.model.vocab, plan.tp, self.assumptions.vocab_multiple)
             parameters[lines.placement[0]] -= rows * self.model.hidden / plan.tp
         dtype, assumptions = self.training.dtype, self.assumptions

@@ -10,6 +10,7 @@ from autotune.export.schedule_csv import schedule_csv
 from autotune.export.script import launch_script, shell_array
 from autotune.export.titan_split import SPLIT_MODULE, split_module
 from autotune.schedules import registry
+from autotune.schedules.placement import shares_ends
 from autotune.space.model import ModelSpec
 
 __all__ = [
@@ -76,7 +77,7 @@ def _placement(job: Job) -> str:
         return registry.find(job.plan.schedule).placement
     if job.schedule.stages_per_device == 1:
         return "linear"
-    return "v" if job.schedule.placement[-1] == job.schedule.placement[0] else "loop"
+    return "v" if shares_ends(job.schedule.placement) else "loop"
 
 
 def torchtitan_overrides(job: Job, csv_path: str = SCHEDULE_CSV) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from autotune.errors import UserError
@@ -15,6 +16,7 @@ __all__ = [
     "loop_placement",
     "make_placement",
     "placement_kind",
+    "shares_ends",
     "v_placement",
 ]
 
@@ -73,6 +75,15 @@ def placement_kind(placement: tuple[int, ...]) -> PlacementKind | None:
     if rest == 0 and placement == loop_placement(devices, share):
         return "linear" if share == 1 else "loop"
     return "v" if placement == v_placement(devices) else None
+
+
+def shares_ends(placement: Sequence[int]) -> bool:
+    """Whether one device holds both the first stage (embedding) and the last one (head).
+
+    >>> shares_ends(v_placement(3)), shares_ends(loop_placement(3, 2)), shares_ends(linear_placement(1))
+    (True, False, True)
+    """
+    return placement[0] == placement[-1]
 
 
 def device_stages(placement: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autotune.schedules import registry
+from autotune.schedules.placement import make_placement, shares_ends
 from autotune.space.cluster import ClusterSpec
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Recompute
@@ -135,14 +136,40 @@ def _schedule_microbatches(point: Point, model: ModelSpec, cluster: ClusterSpec,
     return registry.find(point.schedule).microbatches_problem(point.pp, point.microbatches)
 
 
-def _tied_embeddings(point: Point, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> str | None:
-    apart = point.pp > 1 and registry.find(point.schedule).placement != "v"
-    if not (model.tied_embeddings and apart) or training.sum_tied_gradients:
+def _schedule_size(point: Point, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> str | None:
+    if point.pp > MAX_PP:
+        return f"a pipeline of {point.pp:,} devices, more than the {MAX_PP:,} that are simulated"
+    if point.microbatches is None:
+        return None
+    kinds = 3 if registry.find(point.schedule).split_backward else 2
+    passes = kinds * point.pp * point.stages_per_device * point.microbatches
+    if passes <= MAX_PASSES:
         return None
     return (
-        f"the tied embedding lies on devices 0 and {point.pp - 1} under {point.schedule}, "
+        f"{point.pp:,} x {point.stages_per_device:,} stages and {point.microbatches:,} microbatches make {passes:,} "
+        f"passes a step, more than the {MAX_PASSES:,} that are simulated; a larger micro_batch_size or dp makes fewer"
+    )
+
+
+def _tied_embeddings(point: Point, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> str | None:
+    if not model.tied_embeddings or training.sum_tied_gradients:
+        return None
+    # Where there is no placement, or none that anyone could list, the other rules speak.
+    if any(rule(point, model, cluster, training) for rule in (_layers_cover_stages, _schedule_stages, _schedule_size)):
+        return None
+    placement = make_placement(registry.find(point.schedule).placement, point.pp, point.stages_per_device)
+    if shares_ends(placement):
+        return None
+    return (
+        f"the tied embedding lies on devices {placement[0]} and {placement[-1]} under {point.schedule}, "
         "and the worker doesn't add its two gradients (training.sum_tied_gradients: false)"
     )
+
+
+# What the simulator builds, checks and times in a few seconds; a search does so for every different pipeline.
+MAX_PASSES = 1_000_000
+# Latencies are a table of every pair of pipeline devices.
+MAX_PP = 2048
 
 
 RULES: tuple[Rule, ...] = (
@@ -160,6 +187,11 @@ RULES: tuple[Rule, ...] = (
     Rule("global-batch", "dp x micro_batch_size x microbatches is exactly global_batch_size", _global_batch),
     Rule("schedule-stages", "the schedule runs with that many stages per device", _schedule_stages),
     Rule("schedule-microbatches", "the schedule runs with that many microbatches", _schedule_microbatches),
+    Rule(
+        "schedule-size",
+        f"a step has at most {MAX_PASSES:,} passes, and a pipeline {MAX_PP:,} devices",
+        _schedule_size,
+    ),
     Rule(
         "tied-embeddings",
         "a tied embedding lies on one device, or the worker adds its gradients",

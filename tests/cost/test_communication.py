@@ -13,8 +13,8 @@ CLUSTER = ClusterSpec(8, 8, "a100-80g", None, INSIDE, OUTSIDE)
 
 def test_ranks_are_laid_out_tp_innermost_then_dp_then_pp() -> None:
     layout = Layout(pp=2, dp=2, tp=4, devices_per_node=8)
-    assert layout.tp_group(0, 0) == [0, 1, 2, 3]
-    assert layout.dp_group(0, 1) == [1, 5]
+    assert list(layout.tp_group(0, 0)) == [0, 1, 2, 3]
+    assert list(layout.dp_group(0, 1)) == [1, 5]
     assert layout.rank(1, 0, 0) == 8
     every = [layout.rank(p, d, t) for p in range(2) for d in range(2) for t in range(4)]
     assert every == list(range(16))
@@ -33,6 +33,24 @@ def test_a_group_inside_a_node_has_the_inner_link_and_one_across_has_a_port_for_
     assert group_link(layout.dp_group(0, 0), layout, CLUSTER) == OUTSIDE
     two_per_node = Layout(1, 4, 4, 8)
     assert group_link(two_per_node.dp_group(0, 0), two_per_node, CLUSTER) == Link(5e-6, 50e9)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 8, 11])
+@pytest.mark.parametrize("start", [0, 3, 6])
+def test_a_ring_has_the_ports_of_the_node_that_has_fewest_of_its_ranks(start: int, step: int) -> None:
+    layout = Layout(1, 1, 1, 8)
+    for count in range(2, 40):
+        ranks = range(start, start + count * step, step)
+        held = [sum(rank // 8 == node for rank in ranks) for node in range(ranks[-1] // 8 + 1)]
+        nodes = [number for number in held if number]
+        bandwidth = min(25e9 * min(nodes), 300e9)
+        assert group_link(ranks, layout, CLUSTER) == (INSIDE if len(nodes) == 1 else Link(5e-6, bandwidth))
+
+
+def test_the_link_of_a_hundred_million_ranks_is_found_without_listing_them() -> None:
+    layout = Layout(1, 10**8, 1, 1000)
+    link = group_link(layout.dp_group(0, 0), layout, CLUSTER)
+    assert link == Link(OUTSIDE.latency_s, INSIDE.bandwidth_bytes_per_s)
 
 
 def _ring_all_gather_s(tensor_bytes: float, ranks: int, link: Link) -> float:

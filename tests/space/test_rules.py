@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.schedules.registry import SCHEDULES, build
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.model import ModelSpec
 from autotune.space.rules import RULES, Point, broken_rules, derive_dp, derive_microbatches
@@ -58,6 +59,10 @@ CASES = {
         {"schedule": "interleaved-1f1b", "stages": 2, "training": TrainingSpec(global_batch_size=6)},
         ["interleaved-1f1b", "multiple of 2", "3"],
     ),
+    "schedule-size": (
+        {"pp": 1, "tp": 1, "training": TrainingSpec(global_batch_size=4 * 10**8)},
+        ["1 x 1 stages", "50,000,000 microbatches", "100,000,000 passes", "1,000,000"],
+    ),
     "tied-embeddings": (
         {"model": replace(MODEL, tied_embeddings=True), "training": replace(TRAINING, sum_tied_gradients=False)},
         ["devices 0 and 1", "sum_tied_gradients"],
@@ -94,6 +99,21 @@ def test_tied_embeddings_are_legal_where_the_first_and_last_stage_share_a_device
     assert broken(pp=1, model=tied, training=apart) == {}
     assert broken(model=tied) == {}  # our worker adds the two gradients
     assert "tied-embeddings" in broken(schedule="interleaved-1f1b", stages=2, model=tied, training=apart)
+
+
+@pytest.mark.parametrize("schedule", [name for name, kind in SCHEDULES.items() if kind.max_stages_per_device == 2])
+def test_whether_the_ends_are_apart_follows_from_the_placement_of_the_schedule(schedule: str) -> None:
+    tied, apart = replace(MODEL, tied_embeddings=True), replace(TRAINING, sum_tied_gradients=False)
+    placement = build(schedule, 2, 4, 2).placement
+    refused = "tied-embeddings" in broken(schedule=schedule, stages=2, model=tied, training=apart)
+    assert refused == (placement[0] != placement[-1])
+
+
+def test_a_pipeline_longer_than_the_simulator_takes_is_refused() -> None:
+    cluster = replace(CLUSTER, nodes=512)
+    problems = broken(pp=4096, tp=1, model=replace(MODEL, layers=4096), cluster=cluster)
+    assert "4,096 devices" in problems["schedule-size"]
+    assert "2,048" in problems["schedule-size"]
 
 
 def test_a_batch_smaller_than_one_microbatch_of_every_replica_is_refused() -> None:
