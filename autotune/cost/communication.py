@@ -12,11 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.space.cluster import ClusterSpec, Link
-from autotune.space.machine import Machine
 
 __all__ = ["Layout", "gather_s", "group_link", "message_s", "rings_s"]
-
-"""Share of a link's nominal bandwidth that collectives and messages reach, where nothing else is known; not fitted."""
 
 
 @dataclass(frozen=True)

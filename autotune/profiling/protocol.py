@@ -11,6 +11,7 @@ from typing import Literal
 
 from autotune.schedules.schedule import Schedule
 from autotune.space.cluster import ClusterSpec, Link
+from autotune.space.machine import Machine
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan
 from autotune.space.training import TrainingSpec
@@ -30,6 +31,7 @@ class TrialRequest:
         warmup_steps: at least 1 is run, in which collectives are counted.
         measure_memory: meter peak memory in a step of its own after the timed ones.
         collective_timeout_s: how long a rank waits for its peers in one collective or message before it fails.
+        link_efficiency: share of a link's bandwidth that the virtual clock lets collectives and messages reach.
     """
 
     trial: int
@@ -42,6 +44,7 @@ class TrialRequest:
     measured_steps: int = 3
     measure_memory: bool = True
     collective_timeout_s: float = 120.0
+    link_efficiency: float = Machine.link_efficiency
 
     @property
     def id(self) -> str:
@@ -66,6 +69,7 @@ class TrialRequest:
             "measured_steps": self.measured_steps,
             "measure_memory": self.measure_memory,
             "collective_timeout_s": self.collective_timeout_s,
+            "link_efficiency": self.link_efficiency,
         }
 
     @classmethod
@@ -84,6 +88,7 @@ class TrialRequest:
             measured_steps=values["measured_steps"],
             measure_memory=values["measure_memory"],
             collective_timeout_s=values.get("collective_timeout_s", 120.0),
+            link_efficiency=values.get("link_efficiency", Machine.link_efficiency),
         )
 
 

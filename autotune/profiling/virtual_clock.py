@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.cost.assumptions import element_bytes
-from autotune.cost.communication import LINK_EFFICIENCY, Layout, group_link, message_s, rings_s
+from autotune.cost.communication import Layout, group_link, message_s, rings_s
 from autotune.profiling.protocol import RankReport, TrialRequest
 from autotune.results.measurement import Clock
 from autotune.schedules.costs import PassCosts
@@ -175,10 +175,9 @@ class _Network:
         plan, model = self.request.plan, self.request.model
         tokens = plan.micro_batch_size * model.sequence_length / plan.tp
         size = tokens * model.hidden * element_bytes(self.request.training.dtype)
-        devices = range(plan.pp)
+        devices, share = range(plan.pp), self.request.link_efficiency
         return tuple(
-            tuple(0.0 if a == b else message_s(size, self._link(a, b), LINK_EFFICIENCY) for b in devices)
-            for a in devices
+            tuple(0.0 if a == b else message_s(size, self._link(a, b), share) for b in devices) for a in devices
         )
 
     def collectives_in_passes(self) -> PassSeconds:
@@ -209,7 +208,7 @@ class _Network:
             size = (report.collective_bytes or {}).get(axis, 0)
             calls = (report.collective_calls or {}).get(axis, 0)
             ranks, link = self._axis_group(rank, axis)
-            found.append(rings_s(size, calls, ranks, link, LINK_EFFICIENCY))
+            found.append(rings_s(size, calls, ranks, link, self.request.link_efficiency))
         return max(found)
 
     def _axis_group(self, rank: int, axis: str) -> tuple[int, Link]:

@@ -24,6 +24,7 @@ from autotune.schedules.checks import check
 from autotune.schedules.schedule import Schedule
 from autotune.search.options import SearchOptions
 from autotune.search.worker_plans import for_plan
+from autotune.space.machine import Machine
 from autotune.space.plan import Plan
 from autotune.space.space import Space
 
@@ -138,6 +139,7 @@ def _request(space: Space, number: int, plan: Plan) -> TrialRequest:
         training=space.training,
         warmup_steps=space.trial.warmup_steps,
         measured_steps=space.trial.measured_steps,
+        link_efficiency=(space.machine or Machine).link_efficiency,
     )
 
 

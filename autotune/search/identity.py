@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune import __version__
@@ -12,7 +12,14 @@ from autotune.profiling.cores import usable_cores
 from autotune.results.measurement import Fidelity
 from autotune.space.space import Space
 
-__all__ = ["differences", "identity"]
+__all__ = ["Changes", "changes", "differences", "identity"]
+
+# Lists decide which plans there are, not what a trial of one measures.
+_LISTS = "search."
+# The fingerprint of a plan leaves these out (autotune.space.plan): its numbers hold, whatever they are.
+_HARMLESS = ("cluster.memory_limit_bytes", "model.name")
+_PREDICTOR = "predictor."
+_MOST_PREDICTOR_LINES = 3
 
 
 def identity(
@@ -41,18 +48,55 @@ def identity(
     if fidelity != "predict" and space.cluster.device == "cpu":
         # Times of the two clocks must not compete in one study.
         tree["clock"] = "virtual" if space.cluster.devices > usable_cores() else "wall"
+        if space.machine is not None:
+            tree["link_efficiency"] = space.machine.link_efficiency
     if predictor is not None:
         tree["predictor"] = {"version": __version__, **predictor}
     return dict(_flatten(tree, ""))
 
 
+@dataclass(frozen=True)
+class Changes:
+    """How a study would differ from what is stored of it, a line for each value: `model.layers: 8 -> 12`.
+
+    Attributes:
+        lists: of the search: which plans there are.
+        harmless: values that no measurement depends on, though the judgement of one may.
+        others: all that makes measurements incomparable; the fidelity first, many predictor values in one line.
+    """
+
+    lists: tuple[str, ...] = ()
+    harmless: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.lists or self.harmless or self.others)
+
+
+def changes(stored: dict[str, Any], now: dict[str, Any]) -> Changes:
+    """What differs between two identities, sorted by what follows from it."""
+    lists, harmless, others, predictor = [], [], [], []
+    for name in sorted(stored.keys() | now.keys(), key=lambda name: (name != "fidelity", name)):
+        if stored.get(name, ...) == now.get(name, ...):
+            continue
+        line = f"{name}: {_shown(stored, name)} -> {_shown(now, name)}"
+        if name.startswith(_LISTS):
+            lists.append(line)
+        elif name in _HARMLESS:
+            harmless.append(line)
+        elif name.startswith(_PREDICTOR):
+            predictor.append(line)
+        else:
+            others.append(line)
+    if len(predictor) > _MOST_PREDICTOR_LINES:
+        predictor = [f"the predictor changed: {len(predictor)} values"]
+    return Changes(tuple(lists), tuple(harmless), (*others, *predictor))
+
+
 def differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """One line per value that differs, naming it: `model.layers: 8 -> 12`."""
-    return [
-        f"{name}: {_shown(stored, name)} -> {_shown(now, name)}"
-        for name in sorted(stored.keys() | now.keys())
-        if stored.get(name, ...) != now.get(name, ...)
-    ]
+    """Every line of `changes`."""
+    found = changes(stored, now)
+    return [*found.others, *found.harmless, *found.lists]
 
 
 def _beside_the_default(worker: WorkerCommand) -> dict[str, Any]:

@@ -66,6 +66,13 @@ def test_message_costs_latency_and_bytes_over_bandwidth() -> None:
     assert step.step_time_s == pytest.approx(1 + 1.5 + 1 + 2 + 1.5 + 2)
 
 
+def test_links_whose_bandwidth_was_measured_are_used_in_full() -> None:
+    request = replace(make_request(pp=2, m=1, intra_node=Link(0.5, 128.0)), link_efficiency=1.0)
+    step = replay(request, [report(0, (0,), 1.0, 2.0), report(1, (1,), 1.0, 2.0)], "virtual")[0]
+    assert step.step_time_s == pytest.approx(1 + 1.5 + 1 + 2 + 1.5 + 2)
+    assert TrialRequest.from_dict(request.to_dict()) == request
+
+
 def test_hops_between_nodes_take_the_network_between_nodes() -> None:
     request = make_request(pp=2, m=1, nodes=2, devices_per_node=1, inter_node=Link(0.25, 1e30))
     step = replay(request, [report(0, (0,), 1.0, 2.0), report(1, (1,), 1.0, 2.0)], "virtual")[0]
