@@ -14,10 +14,12 @@ from autotune.profiling.rank_files import (
     MAIN,
     RankExit,
     RankFailure,
+    RankNode,
     last_lines,
     last_of,
     read_exit,
     read_failures,
+    read_nodes,
     where_it_stands,
 )
 from autotune.profiling.supervisor import Ending
@@ -30,7 +32,7 @@ _FRAMES_SHOWN = 4
 
 @dataclass(frozen=True)
 class _Trial:
-    """Everything known of a trial without a result."""
+    """Everything known of a trial without a result. Times that ranks wrote down are by the clocks of their nodes."""
 
     request: TrialRequest
     ending: Ending
@@ -38,6 +40,17 @@ class _Trial:
     reports: dict[int, RankReport]
     exits: dict[int, RankExit]
     shell: bool
+    nodes: dict[int, RankNode]
+
+    def who(self, rank: int) -> str:
+        """`rank 3`, and its node if there are several."""
+        node = self.nodes.get(rank)
+        return f"rank {rank}" if node is None else f"rank {rank} on node {node.name}"
+
+    def at(self, rank: int, time: float) -> float:
+        """By the tuner's clock."""
+        node = self.nodes.get(rank)
+        return time if node is None else time - node.clock_offset_s
 
 
 def cause(
@@ -50,7 +63,7 @@ def cause(
         shell: a shell ran the worker, so an exit code of 128 + n is the signal n.
     """
     exits = {rank: end for rank in range(request.plan.devices) if (end := read_exit(folder, rank)) is not None}
-    trial = _Trial(request, ending, folder, reports, exits, shell)
+    trial = _Trial(request, ending, folder, reports, exits, shell, read_nodes(folder))
     first = _first_failure(trial)
     if isinstance(first, RankFailure):
         return NoMeasurement(*_reported(trial, first))
@@ -71,7 +84,8 @@ def cause(
     if exits or ending.exit_code == 0:
         text = f"the worker ended with exit code {ending.exit_code} but {_missing(trial)}"
         return NoMeasurement("no-result", _with_lines(trial, text))
-    lines = last_lines(folder / "launcher.log")
+    logs = [folder / "launcher.log", *sorted(folder.glob("node-*.log"))]
+    lines = next((found for log in logs if (found := last_lines(log))), "")
     return NoMeasurement(
         "launcher", f"no rank was started: the launcher ended with exit code {ending.exit_code}: {lines}"
     )
@@ -85,23 +99,26 @@ def _first_failure(trial: _Trial) -> RankFailure | RankExit | None:
         at = failure.at
         if at is None:
             at = trial.exits[failure.rank].ended_at if failure.rank in trial.exits else math.inf
-        failures.append((at, failure.rank, failure))
+        failures.append((trial.at(failure.rank, at), failure.rank, failure))
     spoke = {failure.rank for failure in told} | set(trial.reports)
     for rank, end in trial.exits.items():
-        if rank not in spoke and end.exit_code != 0 and not _ended_by_us(end, trial.ending):
-            failures.append((end.ended_at, rank, end))
+        if rank not in spoke and end.exit_code != 0 and not _ended_by_us(end, trial):
+            failures.append((trial.at(rank, end.ended_at), rank, end))
+    if trial.ending.kind == "launcher" and (lost_at := trial.ending.cut_at) is not None:
+        failures = [failure for failure in failures if failure[0] < lost_at]  # the others had lost a node
     return min(failures, key=lambda failure: failure[:2])[2] if failures else None
 
 
-def _ended_by_us(end: RankExit, ending: Ending) -> bool:
+def _ended_by_us(end: RankExit, trial: _Trial) -> bool:
     """SIGTERM is how a launcher ends the ranks that outlive a failed one; the supervisor kills those that are deaf."""
     if end.signal == signal.SIGTERM:
         return True
-    return end.signal == signal.SIGKILL and ending.cut_at is not None and end.ended_at >= ending.cut_at
+    cut_at = trial.ending.cut_at
+    return end.signal == signal.SIGKILL and cut_at is not None and trial.at(end.rank, end.ended_at) >= cut_at
 
 
 def _reported(trial: _Trial, failure: RankFailure) -> tuple[State, str]:
-    who = "the worker" if failure.rank == MAIN else f"rank {failure.rank}"
+    who = "the worker" if failure.rank == MAIN else trial.who(failure.rank)
     detail = last_of(failure.error) or last_lines(trial.folder / f"rank-{max(0, failure.rank)}.log")
     if failure.state == "oom":
         device = f" on {failure.device}" if failure.device else ""
@@ -118,8 +135,8 @@ def _silent_death(trial: _Trial, end: RankExit) -> tuple[State, str]:
     if number is None and trial.shell and end.exit_code is not None and 128 < end.exit_code < 160:
         number = end.exit_code - 128
     if number is None:
-        return "failed", f"rank {end.rank} failed first, with exit code {end.exit_code} and no report: {lines}"
-    how = f"rank {end.rank} was killed by {_signal_name(number)} at {end.peak_rss_bytes} resident bytes"
+        return "failed", f"{trial.who(end.rank)} failed first, with exit code {end.exit_code} and no report: {lines}"
+    how = f"{trial.who(end.rank)} was killed by {_signal_name(number)} at {end.peak_rss_bytes} resident bytes"
     if number == signal.SIGKILL and (kills := trial.ending.host_oom_kills):
         return "oom", f"{how}: the kernel's out-of-memory killer ended {kills} process(es) meanwhile"
     if number == signal.SIGKILL:

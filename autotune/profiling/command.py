@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.errors import UserError
+from autotune.profiling.crew import NodePlan
+from autotune.profiling.node_words import NODE_RANK, PORT
 from autotune.profiling.process_tree import MARKER
 from autotune.profiling.protocol import TrialRequest
 from autotune.profiling.rank_files import RESULT_FILE
@@ -102,6 +104,23 @@ class WorkerCommand:
         texts = " ".join((*self.argv, *(text for _, text in self.env)))
         return self.given("port", str(_free_port())) if "port" in placeholders_in(texts) else self
 
+    def on_nodes(self, plan: NodePlan) -> WorkerCommand:
+        """The command for a launch on those nodes. What only they know when it begins stands in it as a token."""
+        hosts = plan.hosts
+        return (
+            self.given("hosts", ",".join(hosts.names))
+            .given("master_addr", hosts.head)
+            .given("node_rank", NODE_RANK)
+            .given("port", PORT)
+            .given("python", hosts.python)
+        )
+
+    @property
+    def starts_on_every_node(self) -> bool:
+        """Whether nodes beside the first start the command, too: per rank, or by a launcher that is told its node."""
+        texts = " ".join((*self.argv, *(text for _, text in self.env)))
+        return self.starter == "torchrun" or "node_rank" in placeholders_in(texts)
+
     def fill(self, request: TrialRequest, folder: Path) -> tuple[str, ...]:
         """The command for one trial. Raises UserError for an unknown placeholder."""
         values = self._values(request, folder)
@@ -122,7 +141,8 @@ class WorkerCommand:
     def fill_serving(self, inbox: Path) -> tuple[str, ...]:
         """The command that serves `inbox`."""
         assert self.serve_argv is not None
-        return fill_words(self.serve_argv, {"python": sys.executable, "inbox": str(inbox)})
+        values: dict[str, Value] = {"python": sys.executable, **dict(self.arguments), "inbox": str(inbox)}
+        return fill_words(self.serve_argv, values)
 
     def _values(self, request: TrialRequest, folder: Path) -> dict[str, Value]:
         return {**_trial_values(request, folder.absolute()), **dict(self.arguments)}
@@ -194,27 +214,58 @@ def started_ranks(
     folder: Path,
     cwd: str | None = None,
     python_hooks: bool = True,
+    nodes: NodePlan | None = None,
 ) -> tuple[str, ...]:
-    """The command that starts `ranks` ranks of `command`, each under a `rank_entry` that logs to `folder`."""
+    """The command that starts `ranks` ranks of `command`, each under a `rank_entry` that logs to `folder`.
+
+    Args:
+        nodes: where they run; then the command is that of each node, with the tokens of `node_words`.
+    """
+    python = sys.executable if nodes is None else nodes.hosts.python
     options = (*(() if cwd is None else ("--cwd", cwd)), *(() if python_hooks else ("--no-hooks",)))
+    if nodes is not None and starter == "none":
+        # Commands of several nodes mustn't share their files: each has the name of its node's first rank.
+        options = (*options, "--node", NODE_RANK, str(nodes.devices_per_node))
     script = str(Path(__file__).with_name("rank_entry.py"))
-    entry = (sys.executable, "-I", "-S", script, *options, str(folder.absolute()), *command)
+    entry = (python, "-I", "-S", script, *options, str(folder.absolute()), *command)
     if starter == "none":
         return entry
     return (
-        sys.executable,
+        python,
         *("-m", "torch.distributed.run"),
-        *("--nnodes", "1"),
-        *("--nproc-per-node", str(ranks)),
-        *("--rdzv-backend", "c10d"),
-        *("--rdzv-endpoint", "localhost:0"),  # port 0: the kernel picks a free one
-        *("--rdzv-id", uuid.uuid4().hex),
-        *("--local-addr", "localhost"),
-        *("--log-dir", str(folder / ELASTIC_LOGS)),
+        *_rendezvous(ranks, nodes),
+        *("--log-dir", str(folder.absolute() / ELASTIC_LOGS)),
         *("--max-restarts", "0"),
         *("--shutdown-timeout", "3"),  # between SIGTERM and SIGKILL of the ranks that outlive a failed one
         "--no-python",
         *entry,
+    )
+
+
+def _rendezvous(ranks: int, nodes: NodePlan | None) -> tuple[str, ...]:
+    """Options of torch's launcher: how many ranks it starts, and where they meet.
+
+    Over nodes the rendezvous is static: of torch's kinds it alone keeps to --node-rank, so that node i has ranks
+    i x devices_per_node and up. The others sort the nodes by their addresses.
+    """
+    rendezvous_id = ("--rdzv-id", uuid.uuid4().hex)
+    if nodes is None:
+        return (
+            *("--nnodes", "1"),
+            *("--nproc-per-node", str(ranks)),
+            *("--rdzv-backend", "c10d"),
+            *("--rdzv-endpoint", "localhost:0"),  # port 0: the kernel picks a free one
+            *rendezvous_id,
+            *("--local-addr", "localhost"),
+        )
+    return (
+        *("--nnodes", str(len(nodes.hosts.names))),
+        *("--nproc-per-node", str(nodes.devices_per_node)),
+        *("--node-rank", NODE_RANK),
+        *("--rdzv-backend", "static"),
+        *("--master-addr", nodes.hosts.head),
+        *("--master-port", PORT),
+        *rendezvous_id,
     )
 
 
@@ -253,6 +304,9 @@ def _trial_values(request: TrialRequest, folder: Path) -> dict[str, Value]:
         "devices": plan.devices,
         "nnodes": request.cluster.nodes,
         "nproc": max(1, plan.devices // request.cluster.nodes),
+        "node_rank": "0",
+        "hosts": "localhost",
+        "master_addr": "localhost",
         "warmup_steps": request.warmup_steps,
         "measured_steps": request.measured_steps,
         "steps": request.warmup_steps + request.measured_steps,

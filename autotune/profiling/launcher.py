@@ -14,12 +14,14 @@ from pathlib import Path
 
 from autotune.errors import UserError
 from autotune.profiling.command import PLAN_FILE, WorkerCommand, started_ranks
+from autotune.profiling.crew import NodePlan
+from autotune.profiling.hosts import Hosts
 from autotune.profiling.protocol import TrialRequest
 from autotune.profiling.rank_files import drop_results
 from autotune.profiling.supervised import SupervisedLaunch
 from autotune.profiling.supervisor import Ending, LaunchSpec
 
-__all__ = ["empty_folder", "launch", "prepare_folder", "trial_folder"]
+__all__ = ["empty_folder", "launch", "node_plan", "prepare_folder", "trial_folder"]
 
 _POLL_S = 0.1
 
@@ -50,6 +52,13 @@ def empty_folder(folder: Path, inside: Path) -> None:
         raise UserError(f"cannot empty {folder}: {error.strerror}") from error
 
 
+def node_plan(hosts: Hosts, request: TrialRequest, worker: WorkerCommand) -> NodePlan:
+    """Where the parts of a launch run. A plan always uses all devices of its cluster, so all of the nodes."""
+    assert request.plan.devices == request.cluster.devices
+    assert request.cluster.nodes == len(hosts.names)
+    return NodePlan(hosts, request.cluster.devices_per_node, not worker.starts_on_every_node)
+
+
 def prepare_folder(request: TrialRequest, folder: Path) -> None:
     """Make the folder of a launch: with its request and its plan, and no result of another launch.
 
@@ -73,6 +82,7 @@ def launch(
     owner: str = "",
     should_stop: Callable[[], bool] = lambda: False,
     hang_timeout_s: float | None = None,
+    hosts: Hosts | None = None,
 ) -> Ending:
     """Run one plan on its own process group and return when none of its processes is left.
 
@@ -82,17 +92,25 @@ def launch(
         owner: marks the processes, normally `owner_mark` of the study.
         should_stop: asked some times a second; true ends the trial with kind `stopped`.
         hang_timeout_s: time without progress of any rank after which the trial ends with kind `hang`; None: no limit.
+        hosts: the nodes that the ranks run on, `folder` being shared by all; None: this machine.
 
     Raises:
         UserError: the command has an unknown placeholder, or the folder can't be written.
     """
-    worker = worker.with_port()
+    nodes = None if hosts is None else node_plan(hosts, request, worker)
+    worker = worker.with_port() if nodes is None else worker.on_nodes(nodes)
     filled, env = worker.fill(request, folder), worker.fill_env(request, folder)
     command = started_ranks(
-        filled, worker.starter, request.plan.devices, folder, cwd=worker.cwd, python_hooks=worker.python_hooks
+        filled,
+        worker.starter,
+        request.plan.devices,
+        folder,
+        cwd=worker.cwd,
+        python_hooks=worker.python_hooks,
+        nodes=nodes,
     )
     prepare_folder(request, folder)
-    spec = LaunchSpec(command, str(folder.absolute()), time_limit_s, hang_timeout_s)
+    spec = LaunchSpec(command, str(folder.absolute()), time_limit_s, hang_timeout_s, nodes=nodes)
     running = SupervisedLaunch(spec, request.cluster.device, owner, env)
     try:
         while (ending := running.poll(_POLL_S)) is None:

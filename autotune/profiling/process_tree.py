@@ -28,6 +28,7 @@ __all__ = [
     "end_all",
     "end_descendants",
     "marked",
+    "processes_by_mark",
     "reap",
 ]
 
@@ -67,13 +68,16 @@ def descendants(pid: int | None = None) -> list[psutil.Process]:
 
 def marked(value: str) -> list[psutil.Process]:
     """Living processes of this user whose environment has `MARKER` starting with `value`, this process excepted."""
-    found = []
+    return [process for mark, found in processes_by_mark().items() if mark.startswith(value) for process in found]
+
+
+def processes_by_mark() -> dict[str, list[psutil.Process]]:
+    """Living processes of this user that carry `MARKER`, by its value; this process excepted."""
+    found: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid == os.getpid() or not _alive(process):
-                continue
-            if process.environ().get(MARKER, "").startswith(value):
-                found.append(process)
+            if process.pid != os.getpid() and _alive(process) and (mark := process.environ().get(MARKER)):
+                found.setdefault(mark, []).append(process)
     return found
 
 

@@ -1,7 +1,7 @@
 """Runs one rank's command: own log file, dies with its parent, and its end is written down.
 
-The elastic launcher starts this file for every rank as `python -I -S rank_entry.py [--cwd DIR] [--no-hooks] FOLDER
-COMMAND...`; it uses the standard library alone, so it costs some milliseconds. It writes
+The elastic launcher starts this file for every rank as `python -I -S rank_entry.py [--cwd DIR] [--no-hooks] [--node I
+D] FOLDER COMMAND...`; it uses the standard library alone, so it costs some milliseconds. It writes
 
 * `FOLDER/rank-N.log`: what the command printed, both streams;
 * `FOLDER/rank-N.exit.json`: how it ended. A rank that a signal killed can't report itself, and the first rank to end
@@ -27,9 +27,13 @@ _PR_SET_PDEATHSIG = 1
 _HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_hooks")
 
 
-def main(folder: str, command: list[str], cwd: str | None = None, hooks: bool = True) -> int:
-    """Run `command` as the rank that the environment names; its exit code, or 128 + the signal that ended it."""
-    rank = os.environ.get("RANK", "0")
+def main(folder: str, command: list[str], cwd: str | None = None, hooks: bool = True, first_rank: int = 0) -> int:
+    """Run `command` as the rank that the environment names; its exit code, or 128 + the signal that ended it.
+
+    Args:
+        first_rank: stands for a command that has no rank, because it starts its own.
+    """
+    rank = os.environ.get("RANK", str(first_rank))
     _die_with_parent(os.getppid())
     log = os.open(os.path.join(folder, f"rank-{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
@@ -96,14 +100,16 @@ def _write(path: str, values: dict[str, object]) -> None:
 
 def _parse(arguments: list[str]) -> int:
     """`main` with what the command line says."""
-    cwd, hooks = None, True
+    cwd, hooks, first_rank = None, True, 0
     while arguments[0].startswith("--"):
         option = arguments.pop(0)
         if option == "--cwd":
             cwd = arguments.pop(0)
+        elif option == "--node":
+            first_rank = int(arguments.pop(0)) * int(arguments.pop(0))
         else:
             hooks = False
-    return main(arguments[0], arguments[1:], cwd, hooks)
+    return main(arguments[0], arguments[1:], cwd, hooks, first_rank)
 
 
 if __name__ == "__main__":

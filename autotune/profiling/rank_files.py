@@ -12,17 +12,23 @@ from autotune.profiling.protocol import RankReport
 
 __all__ = [
     "MAIN",
+    "NODES_FILE",
     "RESULT_FILE",
     "RankExit",
     "RankFailure",
+    "RankNode",
     "drop_results",
     "last_lines",
     "last_of",
     "read_exit",
     "read_failures",
+    "read_nodes",
     "read_report",
     "where_it_stands",
 ]
+
+NODES_FILE = "nodes.json"
+"""Of a trial that spans nodes: which ranks ran where, and what each node's clock was ahead of the tuner's."""
 
 RESULT_FILE = "result.json"
 """The one result of a worker whose ranks write no reports."""
@@ -48,6 +54,14 @@ class RankExit:
 
 
 @dataclass(frozen=True)
+class RankNode:
+    """The node that a rank ran on, and how many seconds its clock is ahead of the tuner's."""
+
+    name: str
+    clock_offset_s: float
+
+
+@dataclass(frozen=True)
 class RankFailure:
     """Why a rank failed, in its own words: by its report, or by the hooks of its Python.
 
@@ -65,7 +79,7 @@ class RankFailure:
 
 def drop_results(folder: Path) -> None:
     """Delete what an earlier launch wrote, so that nothing of it passes for this one's. Raises OSError."""
-    for pattern in ("rank-*", "main.*", "launcher.log", RESULT_FILE):
+    for pattern in ("rank-*", "main.*", "node-*.log", NODES_FILE, "launcher.log", RESULT_FILE):
         for path in folder.glob(pattern):
             if path.is_symlink() or not path.is_dir():
                 path.unlink()
@@ -102,6 +116,16 @@ def read_failures(folder: Path, reports: dict[int, RankReport]) -> list[RankFail
                 RankFailure(rank, values["state"], values["error"], float(values["failed_at"]), values["device"]),
             )
     return list(told.values())
+
+
+def read_nodes(folder: Path) -> dict[int, RankNode]:
+    """Where every rank ran; empty if all ran on the tuner's machine."""
+    nodes: dict[int, RankNode] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        for values in json.loads((folder / NODES_FILE).read_text(encoding="utf-8")):
+            node = RankNode(values["name"], float(values["clock_offset_s"]))
+            nodes |= {int(rank): node for rank in values["ranks"]}
+    return nodes
 
 
 def last_lines(path: Path, lines: int = 8) -> str:

@@ -7,12 +7,12 @@ import json
 import os
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,7 @@ from autotune.profiling.command import ELASTIC_LOGS, environment
 from autotune.profiling.process_tree import MARKER, end_all, marked
 from autotune.profiling.supervisor import Ending, LaunchSpec
 
-__all__ = ["SupervisedLaunch", "end_leftovers", "owner_mark"]
+__all__ = ["SupervisedLaunch", "end_leftovers", "is_left_behind", "owner_mark"]
 
 _SLACK_S = 20.0  # saving stacks and ending the tree
 
@@ -45,7 +45,7 @@ class SupervisedLaunch:
         self._deadline = self._deadline_after(spec.time_limit_s)
         with open(Path(spec.folder, "launcher.log"), "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "autotune.profiling.supervisor", json.dumps(asdict(spec))],
+                [sys.executable, "-m", "autotune.profiling.supervisor", spec.to_json()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -60,7 +60,13 @@ class SupervisedLaunch:
         """Allow `seconds` from now, and so many without progress, instead of what was allowed before."""
         self._deadline = self._deadline_after(seconds)
         with contextlib.suppress(OSError):  # it has ended: `poll` tells
-            self._lifeline.write(f"{seconds} {hang_timeout_s or 0.0}\n".encode())
+            self._lifeline.write(f"limit {seconds} {hang_timeout_s or 0.0}\n".encode())
+            self._lifeline.flush()
+
+    def post(self, name: str, text: str) -> None:
+        """Write a file of one line into the launch's folder, where the ranks of every node see it at once."""
+        with contextlib.suppress(OSError):
+            self._lifeline.write(f"post {name} {text}\n".encode())
             self._lifeline.flush()
 
     def poll(self, wait_s: float) -> Ending | None:
@@ -111,9 +117,9 @@ class SupervisedLaunch:
 
 
 def owner_mark(study: str) -> str:
-    """Marks the processes of a study and of the tuner that started them."""
+    """Marks the processes of a study and of the tuner that started them, on whatever machine."""
     own = psutil.Process()
-    return f"{study}/{own.pid}/{own.create_time():.2f}"
+    return f"{study}/{own.pid}/{own.create_time():.2f}/{socket.gethostname()}"
 
 
 def end_leftovers(study: str) -> int:
@@ -121,15 +127,18 @@ def end_leftovers(study: str) -> int:
     orphans = []
     for process in marked(f"{study}/"):
         with contextlib.suppress(psutil.Error, OSError):
-            if not _tuner_lives(process.environ()[MARKER], study):
+            if is_left_behind(process.environ()[MARKER], study):
                 orphans.append(process)
     end_all(orphans, grace_s=0.0)
     return len(orphans)
 
 
-def _tuner_lives(mark: str, study: str) -> bool:
-    try:
-        pid, created = mark.removeprefix(f"{study}/").split("/")[:2]
-        return f"{psutil.Process(int(pid)).create_time():.2f}" == created
-    except (psutil.NoSuchProcess, ValueError):
+def is_left_behind(mark: str, study: str) -> bool:
+    """Whether a process of `study` with this mark has lost its tuner; a tuner of another machine can't be judged."""
+    parts = mark.removeprefix(f"{study}/").split("/")
+    if len(parts) > 3 and parts[2] != socket.gethostname():
         return False
+    try:
+        return f"{psutil.Process(int(parts[0])).create_time():.2f}" != parts[1]
+    except (psutil.NoSuchProcess, ValueError, IndexError):
+        return True

@@ -2,8 +2,9 @@
 
 Run as `python -m autotune.profiling.supervisor SPEC` with SPEC the JSON of `LaunchSpec`. Its standard input is its
 lifeline: the tuner holds the other end, so the kernel closes it when the tuner dies, even by SIGKILL, and the
-supervisor ends the tree. A line on it, two numbers, is a new time limit in seconds from now and a new hang timeout (0
-for none). It prints one JSON line, the `Ending`, when everything it started is gone.
+supervisor ends the tree. A line on it is either `limit SECONDS HANG`: a new time limit from now and a new hang timeout
+(0 for none), or `post NAME TEXT`: a file for the folder of the launch. It prints one JSON line, the `Ending`, when
+everything it started is gone.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
-from autotune.profiling.process_tree import become_subreaper, die_with_parent, end_descendants, reap
-from autotune.profiling.watch import ProgressWatch, save_stacks, stopped_ranks
+from autotune.profiling.crew import Crew, NodePlan
+from autotune.profiling.hosts import Hosts
+from autotune.profiling.node_words import Lines
+from autotune.profiling.part import LocalPart, Part
+from autotune.profiling.process_tree import become_subreaper
 
 __all__ = ["Ending", "EndingKind", "LaunchSpec"]
 
@@ -43,6 +45,7 @@ class LaunchSpec:
         hang_timeout_s: time without progress of any rank after which the launch is ended; None for no limit.
         follower_grace_s: once one rank failed, how long the others have to say why they fail too.
         term_grace_s: time between SIGTERM and SIGKILL.
+        nodes: where the command runs; None: once, on this machine.
     """
 
     command: tuple[str, ...]
@@ -51,6 +54,20 @@ class LaunchSpec:
     hang_timeout_s: float | None = None
     follower_grace_s: float = 3.0
     term_grace_s: float = 2.0
+    nodes: NodePlan | None = None
+
+    def to_json(self) -> str:
+        """Text that `from_json` reads back."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> LaunchSpec:
+        """The spec that `to_json` wrote."""
+        values: dict[str, Any] = json.loads(text)
+        if (nodes := values["nodes"]) is not None:
+            hosts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in nodes["hosts"].items()}
+            values["nodes"] = NodePlan(**nodes | {"hosts": Hosts(**hosts)})
+        return cls(**values | {"command": tuple(values["command"])})
 
 
 @dataclass(frozen=True)
@@ -59,15 +76,17 @@ class Ending:
 
     Attributes:
         kind: `exited` by itself or because a rank failed, `timeout`, `hang` when no rank made progress, `stopped` by
-            the user or the tuner's death, `launcher` when it could not be started or its supervisor was killed.
+            the user or the tuner's death, `launcher` when it could not be started, its supervisor was killed, or a
+            node was lost.
         exit_code: of the command; None if it didn't exit by itself.
         signal: that ended the command, if one did that we did not send.
         started_at: UNIX time.
         duration_s: wall time from start to the end of the last process.
-        host_oom_kills: processes that the kernel's out-of-memory killer ended on this machine meanwhile; None where
-            the kernel doesn't tell.
+        host_oom_kills: processes that the kernel's out-of-memory killer ended meanwhile on the machines of the launch;
+            None where the kernel doesn't tell.
         message: what went wrong, for `launcher` and `hang`.
-        cut_at: UNIX time at which the supervisor began to end it; None if it ended by itself.
+        cut_at: UNIX time at which the supervisor began to end it, or from which on a lost node may have made ranks
+            fail; None if it ended by itself.
     """
 
     kind: EndingKind
@@ -83,106 +102,103 @@ class Ending:
 def supervise(spec: LaunchSpec) -> Ending:
     """Run the command of `spec` to its end and end everything it started."""
     become_subreaper()
-    stopped = False
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal stopped
-        stopped = True
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, stop)
-
-    started_at, started, oom_before = time.time(), time.monotonic(), _host_oom_kills()
-    kind: EndingKind = "exited"
-    status: int | None = None
-    message = ""
+    started_at, started = time.time(), time.monotonic()
     with open(Path(spec.folder, "launcher.log"), "ab") as log:
-        try:
-            child = subprocess.Popen(
-                spec.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
-        except OSError as error:
-            message = f"cannot start {spec.command[0]!r}: {error.strerror}"
-            return Ending("launcher", None, None, started_at, time.monotonic() - started, 0, message)
-    deadline = started + spec.time_limit_s
-    first_failure: float | None = None
-    hang_timeout_s, watch = spec.hang_timeout_s, ProgressWatch(spec.folder)
-    while True:
-        if (status := reap().get(child.pid)) is not None:
-            break
-        now = time.monotonic()
-        lines = _lifeline(_POLL_S)
-        if stopped or lines is None:
-            kind = "stopped"
-            break
-        if lines:
-            limit, hang = map(float, lines[-1].split())
-            deadline, hang_timeout_s = now + limit, hang or None
-            watch.restart()
-        if now > deadline:
-            kind = "timeout"
-            save_stacks(spec.folder)
-            break
-        if hang_timeout_s is not None and (stalled_s := watch.stalled_s()) > hang_timeout_s:
-            kind = "hang"
-            message = f"no rank made progress for {stalled_s:.0f} s"
-            if stopped_names := stopped_ranks(spec.folder):
-                message += f"; stopped by a signal: {', '.join(stopped_names)}"
-            save_stacks(spec.folder)
-            break
-        if first_failure is None and _a_rank_failed(spec.folder):
-            first_failure = now
-        if first_failure is not None and now - first_failure > spec.follower_grace_s:
-            break
-    cut_at = None if status is not None else time.time()
-    end_descendants(spec.term_grace_s)
-    child.returncode = 0  # reaped above; keeps Popen from waiting for a pid that is no longer ours
-    oom_after = _host_oom_kills()
+        part = _part_of(spec, log.fileno())
+        loss = part.start()
+    cut = _Cut("launcher", loss.message) if loss is not None else _watch(part, spec, started)
+    part.end(spec.term_grace_s)
     return Ending(
-        kind,
-        os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
-        os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
+        "exited" if cut is None else cut.kind,
+        part.exit_code,
+        part.signal,
         started_at,
         time.monotonic() - started,
-        None if oom_after is None or oom_before is None else oom_after - oom_before,
-        message,
-        cut_at,
+        part.oom_kills,
+        "" if cut is None else cut.message,
+        None if cut is None else cut.at,
     )
 
 
-def _lifeline(wait_s: float) -> list[bytes] | None:
-    """Lines that the tuner wrote to standard input; None once it has closed the other end, by will or by its death."""
-    readable, _, _ = select.select([0], [], [], wait_s)
-    if not readable:
-        return []
-    # A line is far shorter than what a pipe writes in one piece, so none arrives in parts.
-    return os.read(0, 4096).splitlines() or None
+@dataclass(frozen=True)
+class _Cut:
+    """Why a launch is ended."""
+
+    kind: EndingKind
+    message: str = ""
+    at: float | None = None
 
 
-def _a_rank_failed(folder: str) -> bool:
-    for path in Path(folder).glob("rank-*.exit.json"):
-        with contextlib.suppress(OSError, ValueError):
-            if json.loads(path.read_text(encoding="utf-8")).get("exit_code") != 0:
-                return True
-    return False
+def _part_of(spec: LaunchSpec, log: int) -> Part:
+    if spec.nodes is None:
+        return LocalPart(spec.command, spec.folder, log)
+    return Crew(spec.command, spec.folder, spec.nodes, spec.term_grace_s)
 
 
-def _host_oom_kills() -> int | None:
-    """Processes that the kernel's out-of-memory killer has ended since boot, by memory cgroup or host (Linux)."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+def _watch(part: Part, spec: LaunchSpec, started: float) -> _Cut | None:
+    """Until the launch ends by itself (None), or must be ended.
+
+    Args:
+        started: by the monotonic clock.
+    """
+    signals: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    deadline, hang_timeout_s = started + spec.time_limit_s, spec.hang_timeout_s
+    first_failure: float | None = None
+    lifeline = _Lifeline()
+    while not part.ended():
+        now = time.monotonic()
+        if (loss := part.loss()) is not None:
+            return _Cut("launcher", loss.message, loss.at)
+        lines = lifeline.read(_POLL_S)
+        if signals or lines is None:
+            return _Cut("stopped", at=time.time())
+        for word, _, rest in (line.decode().partition(" ") for line in lines):
+            if word == "limit":
+                limit, hang = map(float, rest.split())
+                deadline, hang_timeout_s = now + limit, hang or None
+                part.restart_watch()
+            else:
+                name, _, text = rest.partition(" ")
+                part.post(name, text)
+        if now > deadline:
+            cut_at = time.time()
+            part.save_stacks()
+            return _Cut("timeout", at=cut_at)
+        if hang_timeout_s is not None and (stalled_s := part.stalled_s()) > hang_timeout_s:
+            message, cut_at = f"no rank made progress for {stalled_s:.0f} s", time.time()
+            if stopped := part.save_stacks():
+                message += f"; stopped by a signal: {', '.join(stopped)}"
+            return _Cut("hang", message, cut_at)
+        if first_failure is None and part.a_rank_failed():
+            first_failure = now
+        if first_failure is not None and now - first_failure > spec.follower_grace_s:
+            return _Cut("exited", at=time.time())
     return None
 
 
+class _Lifeline:
+    """Standard input, whose other end the tuner holds."""
+
+    def __init__(self) -> None:
+        self._lines = Lines()
+
+    def read(self, wait_s: float) -> list[bytes] | None:
+        """Lines that the tuner wrote; None once it has closed the other end, by will or by its death."""
+        readable, _, _ = select.select([0], [], [], wait_s)
+        if not readable:
+            return []
+        piece = os.read(0, 65536)
+        return self._lines.feed(piece) if piece else None
+
+
 def main() -> None:
-    values = json.loads(sys.argv[1])
-    ending = supervise(LaunchSpec(**values | {"command": tuple(values["command"])}))
+    ending = supervise(LaunchSpec.from_json(sys.argv[1]))
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.write(json.dumps(asdict(ending)) + "\n")
         sys.stdout.flush()
