@@ -74,8 +74,9 @@ def results(
     """Print the table of a study.
 
     Throughput and peak memory of every plan that was run, best first, and why some have none; then the plans that were
-    only predicted. Predictions stand in columns of their own.
+    only predicted. Predictions stand in columns of their own. Last the final, if the study had one.
     """
+    from autotune.report.final import final_lines
     from autotune.report.tables import (
         make_console,
         reason_lines,
@@ -84,9 +85,11 @@ def results(
         summary_line,
         without_the_slow_predictions,
     )
+    from autotune.results.final import read_final
     from autotune.results.table import read_csv
 
     rows = read_csv(study / "trials.csv")
+    final = read_final(study / "final.json")
     shown = sort_rows([row for row in rows if show_all or row.state != "refused"], sort)
     if as_json:
         print_json([row.to_dict() for row in shown])
@@ -103,6 +106,8 @@ def results(
             if row.state == "refused":
                 console.print(f"refused: {row.describe()}: {row.reason}", markup=False, soft_wrap=True)
     console.print(summary_line(rows), markup=False)
+    for line in final_lines(rows, final):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 @app.command(epilog=EPILOG)
@@ -110,13 +115,15 @@ def compare(study: StudyDir, as_json: Json = False) -> None:
     """Compare the best plan of a study with 1F1B.
 
     That is its best 1F1B plan, and its best interleaved one beside it: same model, global batch and devices.
-    Says plainly when 1F1B is the best, or when the difference is inside the spread of the measured steps.
+    Says plainly when 1F1B is the best, or when there is no significant gain. The numbers are those of the study's
+    final, with 95 % confidence intervals; without one the search's own, with the spread of the measured steps.
     """
     from autotune.report.tables import comparison_table, make_console
     from autotune.results.compare import compare as compare_rows
+    from autotune.results.final import read_final
     from autotune.results.table import read_csv
 
-    comparison = compare_rows(read_csv(study / "trials.csv"))
+    comparison = compare_rows(read_csv(study / "trials.csv"), read_final(study / "final.json"))
     if as_json:
         print_json(comparison.to_dict())
     else:

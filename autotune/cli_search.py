@@ -155,12 +155,25 @@ def search(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every legal plan and what the rules refuse; run nothing.")
     ] = False,
+    final: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            min=0,
+            help="When a run search ends, measure the K fastest plans and both baselines again, in turns and fresh "
+            "processes; these numbers decide. 0: no final. Default: 3.",
+            show_default=False,
+        ),
+    ] = None,
+    final_rounds: Annotated[
+        int, typer.Option(min=3, help="Most rounds of the final; it ends earlier when the answer is clear.")
+    ] = 8,
     as_json: Json = False,
 ) -> None:
     """Measure the plans of a space and find the fastest that fits.
 
     Every plan is run by torch on all its devices, or predicted (--fidelity). Results go to RESULTS_DIR/NAME:
-    trials.csv, trials.parquet, best.json, study.db, space.yaml and logs/.
+    trials.csv, trials.parquet, best.json, final.json, study.db, space.yaml and logs/.
     """
     from autotune.space.space import load_space
     from autotune.space.space_file import NAME_RULE, can_name_a_study
@@ -194,6 +207,8 @@ def search(
         assumptions=_assumptions(loaded, stack, assume),
         figures=None if calibrated_by is None else _figures(loaded, calibrated_by),
         refuse_by_estimate=refuse_by_estimate,
+        final=final,
+        final_rounds=final_rounds,
     )
     _run_search(loaded, options, as_json)
 
@@ -272,7 +287,9 @@ def _print_search(folder: Path, result: SearchResult) -> None:
     typer.echo(f"table: {folder / 'trials.csv'}")
     if (best := result.best) is not None:
         typer.echo(_best_line(best))
-        typer.echo(compare(result.rows).sentences()[0])
+        typer.echo(compare(result.rows, result.final).sentences()[0])
+        if result.no_final:
+            typer.echo(result.no_final)
     if result.refit is not None:
         typer.echo(f"predictions: {result.refit.sentence()}; --calibrated-by {folder} uses it")
 
@@ -321,7 +338,8 @@ def _search_json(folder: Path, result: SearchResult) -> dict[str, Any]:
         "refused_by_estimate": result.refused_by_estimate,
         "states": dict(Counter(row.state for row in result.rows)),
         "best": result.best.to_dict() if result.best else None,
-        "comparison": compare(result.rows).to_dict(),
+        "comparison": compare(result.rows, result.final).to_dict(),
+        "no_final": result.no_final,
         "refit": _refit_json(result),
         "rows": [row.to_dict() for row in result.rows],
     }

@@ -185,20 +185,31 @@ def summary_line(rows: Sequence[Row]) -> str:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """The best plan and its baselines, side by side."""
+    """The best plan and its baselines, side by side; with the final's step times where it decided."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=comparison.source or None, title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("plan", no_wrap=True)
-    for name in ("step time", "tokens/s", "peak memory", "bubble", "best is faster by", "spread"):
+    final = comparison.final
+    in_search = ("step time", "tokens/s", "peak memory", "bubble")
+    in_final = () if final is None else ("step time in the final",)
+    for name in (*in_search, *in_final, "best is faster by", "spread" if final is None else "95 % interval"):
         table.add_column(name, justify="right", no_wrap=True)
-    if comparison.best is not None:
-        table.add_row("best plan", *_compared(comparison.best), "", "", style="bold")
-    for contest in (comparison.baseline, comparison.interleaved):
-        if contest is not None:
-            table.add_row(contest.name, *_compared(contest.other), *_ratio(contest, comparison.best))
+
+    def times(row: Row) -> list[str]:
+        return [] if final is None else [seconds_text(final.step_time_s(row.fingerprint))]
+
+    best = comparison.best
+    if best is not None:
+        table.add_row("best plan", *_compared(best), *times(best), "", "", style="bold")
+    challenger = comparison.challenger if comparison.baseline and comparison.baseline.other is best else None
+    shown: list[Row] = []
+    for contest in (comparison.baseline, comparison.interleaved, challenger):
+        if contest is not None and contest.other not in shown:
+            shown.append(contest.other)
+            table.add_row(contest.name, *_compared(contest.other), *times(contest.other), *_ratio(contest, best))
     return table
 
 
@@ -223,6 +234,8 @@ def _compared(row: Row) -> list[str]:
 def _ratio(contest: Contest, best: Row | None) -> list[str]:
     if contest.other is best:
         return ["the same plan", ""]
+    if contest.ratio is None:
+        return ["-", "fell out of the final"]
     if contest.low is None or contest.high is None:
         return [f"{number_text(contest.ratio)}x", "not measured"]
     return [f"{number_text(contest.ratio)}x", f"{number_text(contest.low)}x to {number_text(contest.high)}x"]

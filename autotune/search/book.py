@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from autotune.results.columns import Row
-from autotune.results.compare import compare
+from autotune.results.compare import compare, in_force
+from autotune.results.final import Final
 from autotune.results.measurement import Fidelity, State
 from autotune.results.predicted import Predicted
 from autotune.results.rows import row_without_trial, tokens_per_step
-from autotune.results.verdict import fastest, fidelity_of, judge
+from autotune.results.verdict import fidelity_of, judge
 from autotune.search.folder import StudyFolder
 from autotune.search.forecast import Forecast
 from autotune.space.plan import Plan
@@ -34,6 +35,7 @@ class Book:
         troubles: why a plan has no forecast.
         unpredicted: why others have none; empty: they wait for a trial as those with one do.
         rows: of the plans that had a trial, by fingerprint.
+        final: the study's, as far as it came; it names the best plan if it decides.
     """
 
     space: Space
@@ -44,6 +46,7 @@ class Book:
     troubles: Mapping[Plan, str] = field(default_factory=dict)
     unpredicted: str = ""
     rows: dict[str, Row] = field(default_factory=dict)
+    final: Final | None = None
     next_write: float = 0.0
 
     def __post_init__(self) -> None:
@@ -70,7 +73,9 @@ class Book:
         """
         tried = sorted(self.rows.values(), key=lambda row: row.trial or 0)
         estimates = [row for fingerprint, row in self.estimates.items() if fingerprint not in self.rows]
-        return tuple(judge([*tried, *self._waiting_rows(waiting), *estimates, *self.refused]))
+        rows = [*tried, *self._waiting_rows(waiting), *estimates, *self.refused]
+        deciding = in_force(self.final, rows)
+        return tuple(judge(rows, None if deciding is None else deciding.best))
 
     def write(self, waiting: str) -> tuple[Row, ...]:
         """Replace the files of the table; its rows."""
@@ -78,9 +83,18 @@ class Book:
         rows = self.table(waiting)
         self.folder.write_tables(rows)
         self.folder.write_text(self.folder.best, json.dumps(self._best(rows), indent=1) + "\n")
+        self.write_final(rows)
         now = time.monotonic()
         self.next_write = now + _WRITE_SHARE * (now - began)
         return rows
+
+    def write_final(self, rows: Sequence[Row]) -> None:
+        """Replace the file of the final, if the study has one."""
+        if self.final is None:
+            return
+        plans = {row.fingerprint: row.describe() for row in rows if row.fingerprint in self.final.lineup.plans}
+        told = {**self.final.to_dict(), "described": plans, "summary": compare(rows, self.final).sentences()}
+        self.folder.write_text(self.folder.final, json.dumps(told, indent=1) + "\n")
 
     def write_if_due(self, waiting: str) -> None:
         """Replace the files of the table unless that would take more than a small part of the time."""
@@ -106,14 +120,14 @@ class Book:
 
     def _best(self, rows: tuple[Row, ...]) -> dict[str, object]:
         """What best.json holds: the best plan with everything an exporter needs, and how it compares."""
-        best = fastest(rows)
+        best = next((row for row in rows if row.is_best), None)
         plan = None if best is None else self.plans[best.fingerprint]
         return {
             "study": self.space.name,
             "fidelity": fidelity_of(rows),
             "plan": None if plan is None else plan.to_dict(),
             "row": None if best is None else best.to_dict(),
-            "comparison": compare(rows).to_dict(),
+            "comparison": compare(rows, self.final).to_dict(),
             "model": asdict(self.space.model),
             "cluster": asdict(self.space.cluster),
             "training": asdict(self.space.training),

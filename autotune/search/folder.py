@@ -18,12 +18,12 @@ from autotune.results.table import replace_file, write_csv, write_parquet
 __all__ = ["StudyFolder"]
 
 
-_LOG_FOLDER = re.compile(r"(trial|ranks)-\d{4,}")
+_LOG_FOLDER = re.compile(r"(trial|ranks|final)-\d{4,}")
 
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """`results/NAME`: study.db, trials.csv, trials.parquet, best.json, space.yaml and logs/."""
+    """`results/NAME`: study.db, trials.csv, trials.parquet, best.json, final.json, space.yaml and logs/."""
 
     path: Path
 
@@ -46,6 +46,11 @@ class StudyFolder:
     def best(self) -> Path:
         """The best plan, for the exporters."""
         return self.path / "best.json"
+
+    @property
+    def final(self) -> Path:
+        """The final, every launch of it."""
+        return self.path / "final.json"
 
     @property
     def space(self) -> Path:
@@ -81,7 +86,7 @@ class StudyFolder:
             self._clear_logs()
             if not held:
                 return
-            for path in (self.parquet, self.best, self.csv, self.space):
+            for path in (self.parquet, self.best, self.final, self.csv, self.space):
                 path.unlink(missing_ok=True)
             for suffix in ("-journal", "-wal", "-shm", ""):
                 self.database.with_name(self.database.name + suffix).unlink(missing_ok=True)

@@ -11,8 +11,9 @@ from autotune.cost.devices import Machine
 from autotune.errors import UserError
 from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand
 from autotune.results.columns import Row
+from autotune.results.final import LEAST_ROUNDS, Final
 from autotune.results.measurement import Fidelity
-from autotune.results.verdict import fastest
+from autotune.results.verdict import fastest, rate
 from autotune.search.samplers import SamplerName
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class SearchOptions:
         figures: of one device, for predictions; None: the space's, or else the catalogue's.
         refuse_by_estimate: refuse plans whose predicted memory can't fit; None: where this package's worker runs them,
             for which the estimate is proven.
+        final: how many of the fastest plans are measured again, with the baselines, when a `run` search ended; 0 for no
+            final, None for 3.
+        final_rounds: most rounds of it.
     """
 
     folder: Path
@@ -60,6 +64,8 @@ class SearchOptions:
     assumptions: Assumptions | None = None
     figures: Machine | None = None
     refuse_by_estimate: bool | None = None
+    final: int | None = None
+    final_rounds: int = 8
 
     def __post_init__(self) -> None:
         if self.resume and self.fresh:
@@ -70,7 +76,18 @@ class SearchOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"--{name.removesuffix('_s').replace('_', '-')} must be above 0 seconds, not {value}")
+        if self.final is not None and self.final < 0:
+            raise UserError(f"--final must be at least 0, not {self.final}")
+        if self.final_rounds < LEAST_ROUNDS:
+            raise UserError(f"--final-rounds must be at least {LEAST_ROUNDS}, not {self.final_rounds}")
         self._refuse_what_the_fidelity_ignores()
+
+    @property
+    def finalists(self) -> int:
+        """How many of the fastest plans a final is held between; 0 without one."""
+        if self.fidelity != "run":
+            return 0
+        return 3 if self.final is None else self.final
 
     @property
     def refuses(self) -> bool:
@@ -82,6 +99,7 @@ class SearchOptions:
             "--worker": self.worker not in (None, DEFAULT_WORKER),
             "--trial-timeout": self.trial_timeout_s is not None,
             "--hang-timeout": self.hang_timeout_s is not None,
+            "--final": bool(self.final),
         }
         if self.fidelity == "predict":
             given |= {"--trials": self.trials is not None, "--timeout": self.timeout_s is not None}
@@ -100,6 +118,8 @@ class SearchResult:
         legal: legal plans of the space.
         refit: the device's figures fitted to the trials of a run; None where that can't be done.
         why: why it ended, where `ended` alone doesn't say it: what the sampler says of a search that converged.
+        final: the study's final, as far as it came; None if it had none.
+        no_final: why it had none, or why it isn't finished.
     """
 
     ended: Ended
@@ -108,11 +128,14 @@ class SearchResult:
     fidelity: Fidelity = "run"
     refit: Refit | None = None
     why: str = ""
+    final: Final | None = None
+    no_final: str = ""
 
     @property
     def best(self) -> Row | None:
-        """The fastest plan within its limits, of those evaluated at the search's own fidelity."""
-        return fastest(self.rows, fidelity=self.fidelity)
+        """The winner of the final, or else the fastest plan within its limits, of those evaluated at this fidelity."""
+        marked = [row for row in self.rows if row.is_best and rate(row, self.fidelity) is not None]
+        return marked[0] if marked else fastest(self.rows, fidelity=self.fidelity)
 
     @property
     def evaluated(self) -> int:

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from autotune.errors import UserError
 from autotune.profiling.refit import Refit, refit, timed_plans
-from autotune.profiling.supervised import end_leftovers
+from autotune.profiling.supervised import end_leftovers, owner_mark
 from autotune.results.columns import Row
+from autotune.results.final import Final
+from autotune.results.measurement import TrialOutcome
 from autotune.results.rows import row_of
 from autotune.results.verdict import fastest
 from autotune.search.book import Book
-from autotune.search.evaluators import Evaluator, make_evaluator
+from autotune.search.evaluators import Evaluator, PlanRunner, make_evaluator
+from autotune.search.final import Held, final_folder, hold_final, stored_final
 from autotune.search.folder import StudyFolder
 from autotune.search.forecast import Forecaster, forecast_all
 from autotune.search.identity import identity
@@ -133,6 +136,7 @@ class _Search:
         again = self.store.recover()
         for one in self.store.finished():
             self._remember(one)
+        self.book.final = stored_final(self.store)
         if self.finished:
             done = "profiled" if self.options.fidelity == "profile" else "measured"
             self.observer.note(f"resuming with {len(self.finished)} {done} plans")
@@ -164,7 +168,48 @@ class _Search:
             # Also when the database fails or Ctrl-C is hit twice: what is known goes into the table.
             rows = self.book.write(waiting)
         why = proposer.why_stopped if ended == "converged" else ""
-        return SearchResult(ended, rows, len(self.book.plans), self.options.fidelity, why=why)
+        held = Held(self.book.final)
+        if self.options.finalists and ended != "interrupted":
+            held = self._hold_final(rows)
+            ended = "interrupted" if held.interrupted else ended
+            rows = self.book.write(waiting)
+        legal, fidelity = len(self.book.plans), self.options.fidelity
+        return SearchResult(ended, rows, legal, fidelity, why=why, final=held.final, no_final=held.remark)
+
+    def _hold_final(self, rows: tuple[Row, ...]) -> Held:
+        """The final between the plans that `rows` call for, in fresh processes; it goes to the book as it grows."""
+        logs = self.book.folder.logs
+        runner = PlanRunner(self.space, replace(self.options, isolation="trial"), logs, owner_mark(self.store.study_id))
+
+        def measure(trial: int, number: int, plan: Plan) -> TrialOutcome | None:
+            return runner.evaluate_in(final_folder(logs, trial, number), trial, plan, lambda: bool(self.interrupt))
+
+        def keep(final: Final) -> None:
+            self.store.save_final(final.to_dict())
+            self.book.final = final
+            self.book.write_final(rows)
+
+        try:
+            return hold_final(
+                rows,
+                self.book.plans,
+                self.options.finalists,
+                self.options.final_rounds,
+                self.book.final,
+                measure,
+                keep,
+                self._budget_spent,
+                self.observer,
+            )
+        finally:
+            runner.close()
+
+    def _budget_spent(self, final: Final) -> str:
+        """Which budget of time leaves none for another launch of the final; empty if none is spent."""
+        limit_s = self.options.timeout_s
+        if limit_s is not None and self._trials_s() + final.spent_s >= limit_s:
+            return f"the time of {limit_s:g} s is spent"
+        return ""
 
     @property
     def _done_word(self) -> str:
@@ -206,6 +251,10 @@ class _Search:
         return None
 
     def _spent_s(self) -> float:
+        """Time of the study: in trials, and in its final."""
+        return self._trials_s() + (0.0 if self.book.final is None else self.book.final.spent_s)
+
+    def _trials_s(self) -> float:
         return sum(one.outcome.duration_s for one in self.finished)
 
     def _outlook(self) -> Outlook:
@@ -215,7 +264,7 @@ class _Search:
             goal = min(self.options.trials, goal)
         if not done:
             return Outlook(done, goal, None)
-        left_s = self._spent_s() / done * (goal - done)
+        left_s = self._trials_s() / done * (goal - done)
         if self.options.timeout_s is not None:
             left_s = min(left_s, max(0.0, self.options.timeout_s - self._spent_s()))
         return Outlook(done, goal, left_s)

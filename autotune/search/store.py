@@ -26,7 +26,7 @@ from autotune.space.plan import Plan
 __all__ = ["Finished", "Store", "open_store", "sqlite_url"]
 
 _CONSTRAINT = "memory_bytes_over_limit"
-_IDENTITY, _STUDY_ID, _PLAN, _OUTCOME = "identity", "study_id", "plan", "outcome"
+_IDENTITY, _STUDY_ID, _PLAN, _OUTCOME, _FINAL = "identity", "study_id", "plan", "outcome", "final"
 # A trial that says nothing about its plan: Optuna calls it failed and samplers take no notice of it.
 _UNINFORMATIVE = ("failed", "invalid", "hang", "killed", "no-result", "non-finite", "launcher")
 # A trial with a value: measured on all devices, or profiled on one.
@@ -117,6 +117,17 @@ class Store:
         with _database_errors():
             self._study.tell(number, state=TrialState.FAIL)
             self._open.pop(number, None)
+
+    def final(self) -> dict[str, Any] | None:
+        """What `save_final` stored last."""
+        with _database_errors():
+            values: dict[str, Any] | None = self._study.user_attrs.get(_FINAL)
+        return values
+
+    def save_final(self, values: dict[str, Any]) -> None:
+        """Store the study's final, in place of the one before."""
+        with _database_errors():
+            self._study.set_user_attr(_FINAL, values)
 
     def observations(self, finished: list[Finished], tokens_per_s: Mapping[int, float | None]) -> list[Observation]:
         """What the finished trials (by number: their throughput) tell a sampler."""

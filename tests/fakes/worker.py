@@ -5,6 +5,8 @@
 Started once per rank by a launcher, or once alone (no RANK in the environment), when it reports for every rank.
 SCRIPT is a JSON file: a list of rules {"when": {"schedule": "gpipe", ...}, "do": ACTION, ...options}. The first rule
 whose `when` agrees with the plan decides; without one the plan succeeds. Every start is written to SCRIPT.starts.
+The key "launch" in `when` is the number of the start of this plan, from 1: [2, 3] is the second or the third. An option
+"step_s" that is a list gives the step time of each start; the last one counts for all later ones.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ def main() -> None:
     request = json.loads(Path(arguments.request).read_text())
     plan = request["plan"]
     world = plan["pp"] * plan["tp"] * plan["dp"]
-    rule = choose(arguments.script, plan)
+    launch = 1 + starts_of(arguments.script, plan)
+    rule = choose(arguments.script, plan | {"launch": launch})
+    if isinstance(rule.get("step_s"), list):
+        rule = rule | {"step_s": rule["step_s"][min(launch, len(rule["step_s"])) - 1]}
     ranks = [int(os.environ["RANK"])] if "RANK" in os.environ else list(range(world))
     out = Path(arguments.out)
     for rank in ranks:
@@ -44,9 +49,15 @@ def main() -> None:
 def choose(script: str | None, plan: dict) -> dict:
     rules = json.loads(Path(script).read_text()) if script else []
     for rule in rules:
-        if all(plan[k] == v for k, v in rule.get("when", {}).items()):
+        if all(plan[k] == v or (isinstance(v, list) and plan[k] in v) for k, v in rule.get("when", {}).items()):
             return rule
     return {}
+
+
+def starts_of(script: str | None, plan: dict) -> int:
+    """How often the plan was started before, where one process reports for all ranks."""
+    starts = Path(f"{script}.starts")
+    return starts.read_text().splitlines().count(json.dumps(plan)) if script and starts.exists() else 0
 
 
 def write(out: Path, rank: int, request: dict, report: dict) -> None:

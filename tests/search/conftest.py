@@ -59,6 +59,8 @@ class Bench:
         worker = f"{{python}} {FAKE} --request {{request}} --out {{out}} --script {self.path / 'script.json'}"
         if "--sampler" not in arguments:
             arguments = ("--sampler", "grid", *arguments)
+        if "--final" not in arguments:  # so that tests count the launches of the search alone
+            arguments = ("--final", "0", *arguments)
         return self.command("search", "tiny.yaml", "--worker", worker, "--launcher", launcher, *arguments)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,140 @@
+"""Holds the final of a study: its best plans and its baselines are measured again, in turns, each in fresh processes.
+
+Every launch is stored before the next begins, so a final that is cut short goes on where it stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from autotune.errors import UserError
+from autotune.results.columns import Row
+from autotune.results.final import LEAST_ROUNDS, Final, FinalLaunch, pick_lineup
+from autotune.results.measurement import TrialOutcome
+from autotune.search.observer import Observer
+from autotune.space.plan import Plan
+
+__all__ = ["FinalKeeper", "Held", "Measure", "final_folder", "hold_final", "stored_final"]
+
+
+class FinalKeeper(Protocol):
+    """Where the final of a study is stored."""
+
+    def final(self) -> dict[str, Any] | None:
+        """What `save_final` stored last."""
+
+    def save_final(self, values: dict[str, Any]) -> None:
+        """Store a final in place of the one before."""
+
+
+Measure = Callable[[int, int, Plan], TrialOutcome | None]
+"""Measures a plan in fresh processes, given its trial's number and the round; None if it was interrupted."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What became of a final.
+
+    Attributes:
+        final: as far as it came; None without one.
+        interrupted: whether an interrupt ended it.
+        remark: why there is none, or why it isn't finished; empty if it is, or none was wanted.
+    """
+
+    final: Final | None
+    interrupted: bool = False
+    remark: str = ""
+
+
+def final_folder(logs: Path, trial: int, number: int) -> Path:
+    """Where request, reports and logs of one launch lie: `logs/final-0003/round-1`."""
+    return logs / f"final-{trial:04d}" / f"round-{number}"
+
+
+def stored_final(keeper: FinalKeeper) -> Final | None:
+    """The final that a study has so far.
+
+    Raises:
+        UserError: what is stored is damaged.
+    """
+    values = keeper.final()
+    if values is None:
+        return None
+    try:
+        return Final.from_dict(values)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"the final in the study's database is damaged, or of another version: {error}") from None
+
+
+def hold_final(
+    rows: Sequence[Row],
+    plans: Mapping[str, Plan],
+    top: int,
+    most_rounds: int,
+    so_far: Final | None,
+    measure: Measure,
+    keep: Callable[[Final], None],
+    budget_spent: Callable[[Final], str],
+    observer: Observer,
+) -> Held:
+    """Hold the final between the plans that the rows of a study call for, or finish the one that it has.
+
+    Args:
+        plans: by fingerprint.
+        top: how many of the fastest plans take part beside the baselines.
+        most_rounds: rounds after which it ends in any case. A final that was begun with more keeps to those.
+        so_far: the study's final. One between other plans is over; its time counts on.
+        keep: stores the final after every launch.
+        budget_spent: which budget of the study leaves no time for another launch; empty if none is spent.
+    """
+    lineup = pick_lineup(rows, top)
+    if len(lineup.plans) < 2:
+        few = "only one plan ran" if lineup.plans else "no plan ran"
+        return Held(so_far, remark=f"no final: {few} within its limits")
+    if so_far is not None and so_far.lineup == lineup:
+        final = replace(so_far, top=top, most_rounds=max(most_rounds, so_far.most_rounds))
+    else:
+        final = Final(lineup, top, most_rounds, earlier_s=0.0 if so_far is None else so_far.spent_s)
+    by_fingerprint = {row.fingerprint: row for row in rows}
+    if (upcoming := final.upcoming()) is not None:
+        observer.note(_begins(final))
+    while upcoming is not None:
+        if spent := budget_spent(final):
+            begun = f"the final was cut short after {final.rounds} complete rounds" if final.launches else "no final"
+            return Held(final if final.launches else so_far, remark=f"{begun}: {spent}")
+        number, fingerprint = upcoming
+        row = by_fingerprint[fingerprint]
+        outcome = measure(row.trial or 0, number, plans[fingerprint])
+        if outcome is None:
+            remark = f"the final was interrupted after {final.rounds} complete rounds; --resume goes on with it"
+            return Held(final if final.launches else so_far, interrupted=True, remark=remark)
+        launch = _launch_of(number, fingerprint, outcome)
+        final = final.with_launch(launch)
+        keep(final)
+        observer.note(f"final, round {number}: {row.describe()}: {_told(launch)}")
+        upcoming = final.upcoming()
+    if final != so_far:
+        keep(final)
+    return Held(final)
+
+
+def _launch_of(number: int, fingerprint: str, outcome: TrialOutcome) -> FinalLaunch:
+    step_s = outcome.measurement.step_time_s if outcome.state == "ok" and outcome.measurement is not None else None
+    return FinalLaunch(number, fingerprint, outcome.state, outcome.reason, step_s, outcome.started, outcome.duration_s)
+
+
+def _begins(final: Final) -> str:
+    count = len(final.lineup.plans)
+    rounds = f"{LEAST_ROUNDS} to {final.most_rounds}" if final.most_rounds > LEAST_ROUNDS else str(LEAST_ROUNDS)
+    what = f"{count} plans in turns, {rounds} rounds, each in fresh processes"
+    return f"final: {what}" if not final.launches else f"going on with the final after {final.rounds} rounds: {what}"
+
+
+def _told(launch: FinalLaunch) -> str:
+    if launch.state == "ok":
+        return f"step {(launch.step_time_s or 0.0) * 1000:.1f} ms"
+    first = launch.reason.splitlines()[0] if launch.reason else ""
+    return f"{launch.state}: {first}" + ("" if launch.state == "launcher" else "; it falls out of the final")
