@@ -14,6 +14,7 @@ from autotune.errors import UserError
 if TYPE_CHECKING:
     from autotune.cost.assumptions import Assumptions
     from autotune.cost.devices import Machine
+    from autotune.profiling.hosts import Hosts
     from autotune.results.columns import Row
     from autotune.search.options import SearchOptions, SearchResult
     from autotune.space.space import Space
@@ -120,6 +121,31 @@ def search(
             help="Of --worker: torchrun starts it once per rank; none starts it once and it starts its ranks."
         ),
     ] = Starter.torchrun,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,... or FILE",
+            help="Nodes that every trial spans, in the order of their ranks: names, or a file with one a line. As many "
+            "as the space's cluster.nodes; they share the results folder. Default: in a Slurm allocation of several "
+            "nodes those, by srun; else all ranks run here. See docs/multi-node.md.",
+        ),
+    ] = None,
+    remote_shell: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="How a command is started on a node of --hosts: {host} is its name, {command} the command as one "
+            "text; without it the command's words are appended. Default: ssh -o BatchMode=yes {host}.",
+        ),
+    ] = None,
+    remote_python: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Python on the nodes. Default: the path of the one that runs the tuner."),
+    ] = None,
+    rdzv_host: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="First node as the others reach it. Default: its name in --hosts."),
+    ] = None,
     isolation: Annotated[
         Isolation,
         typer.Option(
@@ -204,6 +230,7 @@ def search(
         fresh=fresh,
         worker=given,
         isolation=isolation.value,
+        hosts=_hosts(loaded, hosts, remote_shell, remote_python, rdzv_host),
         assumptions=_assumptions(loaded, stack, assume),
         figures=None if calibrated_by is None else _figures(loaded, calibrated_by),
         refuse_by_estimate=refuse_by_estimate,
@@ -211,6 +238,15 @@ def search(
         final_rounds=final_rounds,
     )
     _run_search(loaded, options, as_json)
+
+
+def _hosts(
+    space: Space, text: str | None, remote_shell: str | None, remote_python: str | None, rdzv_host: str | None
+) -> Hosts | None:
+    """The nodes of --hosts; None without."""
+    from autotune.profiling.hosts import make_hosts
+
+    return make_hosts(text, space.cluster, remote_shell, remote_python, rdzv_host)
 
 
 def _assumptions(space: Space, stack: str | None, changes: str) -> Assumptions | None:
@@ -272,6 +308,8 @@ def _run_search(space: Space, options: SearchOptions, as_json: bool) -> None:
         print_json(_search_json(options.folder, result))
     else:
         _print_search(options.folder, result)
+        if options.sampler == "nsga2":
+            _print_front(result)
     if interrupt:
         raise typer.Exit(interrupt.exit_code)
     if result.best is None:
@@ -292,6 +330,14 @@ def _print_search(folder: Path, result: SearchResult) -> None:
             typer.echo(result.no_final)
     if result.refit is not None:
         typer.echo(f"predictions: {result.refit.sentence()}; --calibrated-by {folder} uses it")
+
+
+def _print_front(result: SearchResult) -> None:
+    """What a search for two objectives found: the plans than which none is both faster and smaller."""
+    from autotune.report.pareto import pareto_lines
+    from autotune.results.pareto import pareto_front
+
+    typer.echo("\n".join(pareto_lines(pareto_front(result.rows))))
 
 
 def _ending(result: SearchResult) -> str:
@@ -328,6 +374,7 @@ def _search_json(folder: Path, result: SearchResult) -> dict[str, Any]:
     from collections import Counter
 
     from autotune.results.compare import compare
+    from autotune.results.pareto import pareto_front
 
     return {
         "folder": str(folder),
@@ -340,6 +387,7 @@ def _search_json(folder: Path, result: SearchResult) -> dict[str, Any]:
         "best": result.best.to_dict() if result.best else None,
         "comparison": compare(result.rows, result.final).to_dict(),
         "no_final": result.no_final,
+        "pareto": [row.fingerprint for row in pareto_front(result.rows)],
         "refit": _refit_json(result),
         "rows": [row.to_dict() for row in result.rows],
     }

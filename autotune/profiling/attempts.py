@@ -30,6 +30,7 @@ def run_trial(
     folder: Path,
     worker: WorkerCommand = DEFAULT_WORKER,
     should_stop: Callable[[], bool] | None = None,
+    cores: float | None = None,
 ) -> TrialOutcome | None:
     """Launch a trial until its end says something about the plan, at most three times; None if it was stopped.
 
@@ -38,6 +39,7 @@ def run_trial(
         folder: of the trial; what a failed launch left is moved to `launch-1`, `launch-2` in it.
         should_stop: whether the search is to end. A launch that was stopped though nobody asked for it was ended from
             outside, by a signal to its supervisor: it is launched again. None: whoever stopped it meant it.
+        cores: that the ranks share; None asks this machine.
 
     Raises:
         UserError: the folder can't be written any more, so that what became of the trial says nothing about its plan.
@@ -48,7 +50,7 @@ def run_trial(
             if should_stop is None or should_stop():
                 return None
             ending = replace(ending, kind="launcher", message="a signal from outside ended the supervisor of the trial")
-        outcome = assess(request, ending, folder, worker=worker)
+        outcome = assess(request, ending, folder, cores, worker)
         if outcome.measurement is None:
             _require_writable(folder)
         if outcome.state != "launcher":

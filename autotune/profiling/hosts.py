@@ -13,14 +13,14 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.errors import UserError
 from autotune.profiling.slurm import allocated_hosts
 from autotune.space.cluster import ClusterSpec
 
-__all__ = ["DEFAULT_REMOTE_SHELL", "Hosts", "is_this_machine", "parse_hosts", "trial_hosts"]
+__all__ = ["DEFAULT_REMOTE_SHELL", "Hosts", "is_this_machine", "make_hosts", "parse_hosts", "trial_hosts"]
 
 DEFAULT_REMOTE_SHELL = "ssh -o BatchMode=yes {host}"
 
@@ -97,6 +97,38 @@ def is_this_machine(name: str) -> bool:
     return False
 
 
+def make_hosts(
+    text: str | None,
+    cluster: ClusterSpec,
+    remote_shell: str | None = None,
+    python: str | None = None,
+    rdzv_host: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Hosts | None:
+    """The nodes that a command line names; without names those of Slurm, if options for nodes are given at all.
+
+    Args:
+        text: names with commas, or a file.
+        remote_shell: a command with {host}, split like a shell would.
+
+    Raises:
+        UserError: one of them is malformed, or an option has no nodes to speak of.
+    """
+    given = {"--remote-shell": remote_shell, "--remote-python": python, "--rdzv-host": rdzv_host}
+    if text is None:
+        if not any(given.values()):
+            return None
+        if remote_shell is not None or (allocated := trial_hosts(None, cluster, environ)) is None:
+            name = next(name for name, value in given.items() if value)
+            raise UserError(f"{name} means nothing without --hosts")
+        return replace(allocated, python=python or allocated.python, rdzv_host=rdzv_host)
+    try:
+        words = tuple(shlex.split(remote_shell or DEFAULT_REMOTE_SHELL))
+    except ValueError as error:
+        raise UserError(f"--remote-shell {remote_shell!r}: {error}") from None
+    return Hosts(parse_hosts(text, cluster.devices_per_node), words, python or sys.executable, rdzv_host)
+
+
 def parse_hosts(text: str, devices_per_node: int | None = None) -> tuple[str, ...]:
     """Host names from `a,b,c`, or from the file of that path: one host a line, `#` comments, `slots=N` after a name.
 
@@ -141,9 +173,7 @@ def _from_file(path: Path, devices_per_node: int | None) -> tuple[str, ...]:
     return tuple(names)
 
 
-def trial_hosts(
-    given: Hosts | None, cluster: ClusterSpec, environ: Mapping[str, str] = os.environ, python: str | None = None
-) -> Hosts | None:
+def trial_hosts(given: Hosts | None, cluster: ClusterSpec, environ: Mapping[str, str] = os.environ) -> Hosts | None:
     """The nodes that trials of `cluster` span; None: all ranks run on this machine.
 
     They are the given ones, or those of the Slurm allocation that this process runs in, if the cluster has several.
@@ -165,4 +195,4 @@ def trial_hosts(
             f"the Slurm allocation has {len(names)} nodes ({', '.join(names)}), but the space's cluster.nodes is "
             f"{cluster.nodes}; allocate {cluster.nodes}, or name that many of them by --hosts"
         )
-    return Hosts(names, slurm=True, python=python or sys.executable)
+    return Hosts(names, slurm=True)

@@ -57,6 +57,7 @@ class NodeState:
     heard_time: float = field(default_factory=time.time)
     offset_s: float = 0.0
     round_trip_s: float | None = None
+    beats: int = 0
     progress: int = 0
     end: dict[str, Any] | None = None
 
@@ -65,12 +66,15 @@ class NodeState:
         self.heard_at, self.heard_time = event.heard_at, event.heard_time
         values = event.values
         match event.event:
+            case "probed" | "swept":
+                self.host = values.get("host", "")
             case "ready":
                 self.is_ready, self.host, self.port = True, values["host"], values["port"]
             case "ended":
                 self.end = values
             case "beat":
-                self.progress = values["progress"]
+                self.progress, self.beats = values["progress"], self.beats + 1
+                # By the beat that came back soonest: the way back can't have taken longer than the whole.
                 sent = event.client.sent_at(values["n"])
                 if sent is not None and (self.round_trip_s is None or event.heard_time - sent < self.round_trip_s):
                     self.round_trip_s = event.heard_time - sent
@@ -112,6 +116,10 @@ class Client:
         """Say something to all nodes behind this client."""
         self._outbox.put(line_of(message))
 
+    def beat(self) -> None:
+        """Send a beat now: the first one waited for the nodes to start and tells nothing of their clocks."""
+        self._outbox.put(b"")
+
     def close(self) -> None:
         """End the line: the nodes end their parts."""
         self._outbox.put(None)
@@ -131,9 +139,10 @@ class Client:
                     line = self._outbox.get(timeout=max(0.0, next_beat - time.monotonic()))
                     if line is None:
                         break
-                    stdin.write(line)
-                    stdin.flush()
-                    continue
+                    if line:
+                        stdin.write(line)
+                        stdin.flush()
+                        continue
                 number, next_beat = number + 1, time.monotonic() + BEAT_S
                 self._sent[number] = time.time()
                 stdin.write(line_of({"do": "beat", "n": number}))
@@ -159,6 +168,8 @@ class Client:
         self._tell(None, "gone", {})
 
     def _tell(self, node: int | None, event: str, values: dict[str, Any]) -> None:
+        if event in ("ready", "probed"):
+            self.beat()
         self._events.put(Event(self, node, event, values, time.monotonic(), time.time()))
 
 

@@ -11,7 +11,9 @@ from typing import Protocol
 from autotune.errors import UserError
 from autotune.profiling.attempts import run_trial
 from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand, hang_timeout
+from autotune.profiling.cores import usable_cores
 from autotune.profiling.launcher import empty_folder, launch, trial_folder
+from autotune.profiling.node_check import check_nodes
 from autotune.profiling.pool import RankPool
 from autotune.profiling.profile_plan import PlanProfiler, profile_outcome
 from autotune.profiling.protocol import TrialRequest
@@ -43,10 +45,23 @@ class Evaluator(Protocol):
         """End every process that was kept."""
 
 
-def make_evaluator(space: Space, options: SearchOptions, logs: Path, study_id: str) -> Evaluator:
-    """The evaluator of the fidelity `profile` or `run`."""
+def make_evaluator(
+    space: Space, options: SearchOptions, logs: Path, study_id: str, note: Callable[[str], None] = lambda text: None
+) -> Evaluator:
+    """The evaluator of the fidelity `profile` or `run`.
+
+    Args:
+        note: is told what the user should know.
+
+    Raises:
+        UserError: a node can't be reached, or doesn't share the folder of the study.
+    """
     if options.fidelity == "profile":
         return StageMeasurer(space, options.refuses)
+    if options.hosts is not None:
+        nodes = check_nodes(options.hosts, logs, study_id, note)
+        how = "srun" if options.hosts.slurm else "a remote shell"
+        note(f"every trial spans {len(nodes)} nodes, by {how}: {', '.join(node.name for node in nodes)}")
     return PlanRunner(space, options, logs, owner_mark(study_id))
 
 
@@ -73,7 +88,9 @@ class PlanRunner:
         except UserError as error:
             return _broken(error, began)
         empty_folder(where, inside=self.logs.parent)
-        return run_trial(lambda: self._launch(command(), request, where, stop), request, where, self.worker, stop)
+        return run_trial(
+            lambda: self._launch(command(), request, where, stop), request, where, self.worker, stop, self._cores
+        )
 
     def close(self) -> None:
         """End the ranks that were kept."""
@@ -85,13 +102,18 @@ class PlanRunner:
         """What runs the plans."""
         return self.options.worker or DEFAULT_WORKER
 
+    @property
+    def _cores(self) -> float | None:
+        """Cores that the ranks share, where they don't share this machine's: nodes are alike."""
+        return None if self.options.hosts is None else usable_cores() * len(self.options.hosts.names)
+
     def _launch(self, worker: WorkerCommand, request: TrialRequest, folder: Path, stop: Stop) -> Ending:
         limit_s = self.options.trial_timeout_s or self.space.trial.timeout_s
         hang_s = hang_timeout(worker, self.options.hang_timeout_s or self.space.trial.hang_timeout_s)
         if self.options.isolation == "trial" or worker.serve_argv is None:
-            return launch(request, worker, folder, limit_s, self.owner, stop, hang_s)
+            return launch(request, worker, folder, limit_s, self.owner, stop, hang_s, self.options.hosts)
         if self.pool is None:
-            self.pool = RankPool(worker, self.logs, self.owner)
+            self.pool = RankPool(worker, self.logs, self.owner, self.options.hosts)
         return self.pool.run(request, folder, limit_s, stop, hang_s)
 
 

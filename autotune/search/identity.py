@@ -23,7 +23,11 @@ _MOST_PREDICTOR_LINES = 3
 
 
 def identity(
-    space: Space, worker: WorkerCommand, fidelity: Fidelity = "run", predictor: dict[str, Any] | None = None
+    space: Space,
+    worker: WorkerCommand,
+    fidelity: Fidelity = "run",
+    predictor: dict[str, Any] | None = None,
+    nodes: int | None = None,
 ) -> dict[str, Any]:
     """Everything that decides what a trial of this study measures, flat: dotted name -> plain JSON value.
 
@@ -31,6 +35,7 @@ def identity(
 
     Args:
         predictor: what predictions rest on, where they are all that a study does.
+        nodes: machines that a trial spans; None: all ranks run on one, whatever the space says.
     """
     tree: dict[str, Any] = {
         "fidelity": fidelity,
@@ -47,9 +52,11 @@ def identity(
     }
     if fidelity != "predict" and space.cluster.device == "cpu":
         # Times of the two clocks must not compete in one study.
-        tree["clock"] = "virtual" if space.cluster.devices > usable_cores() else "wall"
+        tree["clock"] = "virtual" if space.cluster.devices > usable_cores() * (nodes or 1) else "wall"
         if space.machine is not None:
             tree["link_efficiency"] = space.machine.link_efficiency
+    if nodes is not None:
+        tree["nodes"] = nodes
     if predictor is not None:
         tree["predictor"] = {"version": __version__, **predictor}
     return dict(_flatten(tree, ""))

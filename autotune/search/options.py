@@ -10,10 +10,12 @@ from autotune.cost.assumptions import Assumptions
 from autotune.cost.devices import Machine
 from autotune.errors import UserError
 from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand
+from autotune.profiling.hosts import Hosts
 from autotune.results.columns import Row
 from autotune.results.final import LEAST_ROUNDS, Final
 from autotune.results.measurement import Fidelity
 from autotune.results.verdict import fastest, rate
+from autotune.search.history import PREFIX
 from autotune.search.samplers import SamplerName
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ended", "Isolation", "SearchOptions", "SearchResult"]
 
-Ended = Literal["complete", "converged", "trials", "timeout", "interrupted"]
+Ended = Literal["complete", "converged", "trials", "timeout", "device-hours", "failing", "interrupted"]
 Isolation = Literal["pool", "trial"]
 
 
@@ -33,12 +35,18 @@ class SearchOptions:
         fidelity: `run` runs every plan on all its devices, `profile` measures its stages on one, `predict` nothing.
         trials: most trials of the study, earlier runs included; None for every legal plan.
         timeout_s: after this much time spent in trials, earlier runs included, none is begun; None for no limit.
+        device_hours: after so many hours of devices in trials, earlier runs included, none is begun; None for no limit.
         trial_timeout_s: wall-clock limit of one trial; None takes the space's.
         hang_timeout_s: time without progress of any rank after which a trial is ended; None takes the space's.
         storage: database URL; None for study.db in the study's folder.
         worker: runs the plans; None takes the space's, or else the built-in one.
         isolation: `pool` keeps ranks from trial to trial if the worker can serve, `trial` starts new ones each time.
-        resume: go on with the study in `folder`; fresh: delete it first. Neither: it must not exist.
+        resume: go on with the study in `folder`, beside other searches perhaps; fresh: delete it first. Neither: it
+            must not exist.
+        adopt: of a resume: take over rows that hold although the memory limit or the model's name changed.
+        keep_going: go on though the first trials all failed alike.
+        takeover_s: a search that gave no sign of life for so long is taken for dead by the others.
+        hosts: nodes that a trial spans; None: those of a Slurm allocation of several nodes around us, or this machine.
         assumptions: of predictions about the software that runs the plans; None: this package's worker.
         figures: of one device, for predictions; None: the space's, or else the catalogue's.
         refuse_by_estimate: refuse plans whose predicted memory can't fit; None: where this package's worker runs them,
@@ -52,6 +60,7 @@ class SearchOptions:
     fidelity: Fidelity = "run"
     trials: int | None = None
     timeout_s: float | None = None
+    device_hours: float | None = None
     trial_timeout_s: float | None = None
     hang_timeout_s: float | None = None
     sampler: SamplerName = "auto"
@@ -59,8 +68,12 @@ class SearchOptions:
     storage: str | None = None
     resume: bool = False
     fresh: bool = False
+    adopt: bool = False
+    keep_going: bool = False
+    takeover_s: float = 30.0
     worker: WorkerCommand | None = None
     isolation: Isolation = "pool"
+    hosts: Hosts | None = None
     assumptions: Assumptions | None = None
     figures: Machine | None = None
     refuse_by_estimate: bool | None = None
@@ -72,10 +85,16 @@ class SearchOptions:
             raise UserError("--resume and --fresh exclude each other: one goes on with a study, the other deletes it")
         if self.trials is not None and self.trials < 1:
             raise UserError(f"--trials must be at least 1, not {self.trials}")
+        if self.adopt and not self.resume:
+            raise UserError("--adopt takes over rows of a study that --resume goes on with; give both")
         for name in ("timeout_s", "trial_timeout_s", "hang_timeout_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"--{name.removesuffix('_s').replace('_', '-')} must be above 0 seconds, not {value}")
+        if self.device_hours is not None and not self.device_hours > 0:
+            raise UserError(f"--device-hours must be above 0, not {self.device_hours}")
+        if not self.takeover_s >= 1:
+            raise UserError(f"--takeover-after must be at least 1 second, not {self.takeover_s}")
         if self.final is not None and self.final < 0:
             raise UserError(f"--final must be at least 0, not {self.final}")
         if self.final_rounds < LEAST_ROUNDS:
@@ -99,10 +118,15 @@ class SearchOptions:
             "--worker": self.worker not in (None, DEFAULT_WORKER),
             "--trial-timeout": self.trial_timeout_s is not None,
             "--hang-timeout": self.hang_timeout_s is not None,
+            "--hosts": self.hosts is not None,
             "--final": bool(self.final),
         }
         if self.fidelity == "predict":
-            given |= {"--trials": self.trials is not None, "--timeout": self.timeout_s is not None}
+            given |= {
+                "--trials": self.trials is not None,
+                "--timeout": self.timeout_s is not None,
+                "--device-hours": self.device_hours is not None,
+            }
         if self.fidelity != "run" and any(given.values()):
             names = " and ".join(name for name, is_given in given.items() if is_given)
             what = "runs nothing" if self.fidelity == "predict" else "measures stages in a process of its own"
@@ -145,7 +169,12 @@ class SearchResult:
     @property
     def refused_by_estimate(self) -> int:
         """Legal plans that were refused by the estimate of their memory."""
-        return sum(row.state == "refused" and row.fidelity != "" for row in self.rows)
+        return sum(row.state == "refused" and row.fidelity != "" for row in self.rows) - self.refused_by_history
+
+    @property
+    def refused_by_history(self) -> int:
+        """Legal plans that were refused because a smaller one ran out of memory."""
+        return sum(row.state == "refused" and row.reason.startswith(PREFIX) for row in self.rows)
 
     def count(self, state: str) -> int:
         """Rows in `state`."""

@@ -12,6 +12,7 @@ from autotune.errors import UserError
 from autotune.export.job import Job
 from autotune.export.worker_arguments import RULES, trainer_arguments, trainer_problems
 from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand, worker_of
+from autotune.profiling.hosts import trial_hosts
 from autotune.profiling.protocol import TrialRequest
 from autotune.space.plan import Plan
 from autotune.space.rules import BrokenRule
@@ -24,18 +25,19 @@ __all__ = ["for_plan", "for_worker", "settle_worker"]
 
 
 def settle_worker(space: Space, options: SearchOptions) -> tuple[Space, SearchOptions, WorkerCommand]:
-    """The space with its worker's rules, the options with their worker, and the worker, of a search.
+    """The space with its worker's rules, the options with their worker and nodes, and the worker, of a search.
 
     A worker of the space's own runs nothing where plans are only predicted or profiled, but its rules hold.
 
     Raises:
-        UserError: the folder that the worker runs in is not there.
+        UserError: the folder that the worker runs in is not there, or there are more or fewer nodes than the space has.
     """
     named = options.worker or worker_of(space.worker)
     worker = named if options.fidelity == "run" else DEFAULT_WORKER
     if worker.cwd is not None and not os.path.isdir(worker.cwd):
         raise UserError(f"worker.cwd: {worker.cwd} is no folder")
-    return for_worker(space, named), replace(options, worker=worker), worker
+    hosts = trial_hosts(options.hosts, space.cluster) if options.fidelity == "run" else None
+    return for_worker(space, named), replace(options, worker=worker, hosts=hosts), worker
 
 
 def for_worker(space: Space, worker: WorkerCommand) -> Space:
