@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -69,6 +70,9 @@ def results(
         bool, typer.Option("--all", help="Also list the plans that are refused, and every prediction.")
     ] = False,
     top: Annotated[int, typer.Option(min=0, help="Most plans to list that were only predicted.")] = 20,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Only plans than which none is both faster and smaller in peak memory.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Print the table of a study.
@@ -89,6 +93,9 @@ def results(
     from autotune.results.table import read_csv
 
     rows = read_csv(study / "trials.csv")
+    if pareto:
+        _print_pareto(rows, as_json)
+        return
     final = read_final(study / "final.json")
     shown = sort_rows([row for row in rows if show_all or row.state != "refused"], sort)
     if as_json:
@@ -108,6 +115,21 @@ def results(
     console.print(summary_line(rows), markup=False)
     for line in final_lines(rows, final):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _print_pareto(rows: Sequence[Row], as_json: bool) -> None:
+    from autotune.report.pareto import pareto_sentence
+    from autotune.report.tables import make_console, results_table
+    from autotune.results.pareto import pareto_front
+
+    front = pareto_front(rows)
+    if as_json:
+        print_json([row.to_dict() for row in front])
+        return
+    console = make_console()
+    if front:
+        console.print(results_table(front))
+    console.print(pareto_sentence(front), markup=False, soft_wrap=True)
 
 
 @app.command(epilog=EPILOG)

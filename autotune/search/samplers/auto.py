@@ -34,6 +34,8 @@ _FAILURES = Scales(mean=0.1, field=0.2, parts=0.0, alike=0.2, own=0.1)
 
 # A plan counts as able to win as long as its throughput may be this many standard deviations above its mean.
 _CONFIDENCE = 2.0
+# Fewer measurements don't tell how far the predictions of this software on this machine err.
+_LEAST_TO_STOP = 5
 # Plans less likely than this to fit in memory, or to run at all, come last.
 _UNLIKELY = 0.05
 # An out-of-memory whose size nobody measured is taken to be at least so much over the limit.
@@ -106,7 +108,8 @@ class Auto:
         if best is None:
             return left[int(np.argmax(outlook.rate + np.log(np.maximum(outlook.fits * outlook.runs, 1e-9))))]
         goal = math.log(best.value or 1.0)
-        if self._stops and not np.any(outlook.possible & (outlook.upper > goal)):
+        enough = sum(bool(one.value) for one in known) >= _LEAST_TO_STOP
+        if self._stops and enough and not np.any(outlook.possible & (outlook.upper > goal)):
             self.why_stopped = _why(len(known), best, left, outlook)
             return None
         promise = _expected_improvement(outlook.rate, outlook.deviation, goal) * outlook.fits * outlook.runs
