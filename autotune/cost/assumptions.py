@@ -23,7 +23,6 @@ __all__ = [
 
 Recomputation = Literal["none", "selective", "full"]
 
-GIB = 1024**3
 MIB = 1024**2
 
 

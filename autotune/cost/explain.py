@@ -6,10 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from autotune.cost.predict import Prediction
+from autotune.space.units import format_bytes
 
 __all__ = ["explain", "prediction_row", "summary_line", "to_dict"]
-
-GIB = 1024**3
 
 
 def prediction_row(prediction: Prediction) -> dict[str, float | int]:
@@ -27,7 +26,7 @@ def summary_line(prediction: Prediction) -> str:
     return (
         f"{prediction.plan.describe()}: {_time(prediction.step_time_s)} a step, "
         f"{prediction.tokens_per_s:,.0f} tokens/s, MFU {prediction.mfu:.1%}, bubble {prediction.bubble_rate:.1%}, "
-        f"peak {prediction.peak_memory_bytes / GIB:.2f} GiB on device {prediction.heaviest}"
+        f"peak {format_bytes(prediction.peak_memory_bytes)} on device {prediction.heaviest}"
     )
 
 
@@ -49,9 +48,9 @@ def _step_lines(prediction: Prediction) -> list[str]:
     names = {
         "compute_s": "compute",
         "tp_s": "tensor-parallel collectives",
-        "pp_s": "messages between devices",
+        "pp_s": "bubble: messages under way",
         "overhead_s": "fixed loss a stage visit",
-        "bubble_s": "bubble (waiting)",
+        "bubble_s": "bubble: waiting for passes",
         "dp_s": "data-parallel traffic",
         "optimizer_s": "optimizer",
     }
@@ -60,30 +59,35 @@ def _step_lines(prediction: Prediction) -> list[str]:
     for name, value in asdict(prediction.breakdown).items():
         lines.append(f"  {names[name]:<28} {_time(value):>10}  {value / prediction.step_time_s:6.1%}")
     lines.append(f"  {'step':<28} {_time(prediction.step_time_s):>10}")
+    parts = prediction.breakdown
+    lines.append(
+        f"Bubble rate {prediction.bubble_rate:.1%}: {_time(parts.bubble_s + parts.pp_s)} of the "
+        f"{_time(parts.pipeline_s)} of the pipeline, which is the step without data-parallel traffic and optimizer."
+    )
     return lines
 
 
 def _stage_lines(prediction: Prediction) -> list[str]:
     costs, plan = prediction.pass_costs, prediction.plan
-    lines = ["Stages, one microbatch:", f"  {'stage':>5} {'layers':>6} {'F':>10} {'B':>10} {'W':>10} {'held GiB':>9}"]
+    lines = ["Stages, one microbatch:", f"  {'stage':>5} {'layers':>6} {'F':>10} {'B':>10} {'W':>10} {'held':>11}"]
     for stage, layers in enumerate(plan.layer_split):
         lines.append(
             f"  {stage:>5} {layers:>6} {_time(costs.forward[stage]):>10} {_time(costs.backward[stage]):>10} "
-            f"{_time(costs.weight[stage]):>10} {costs.activation[stage] / GIB:>9.3f}"
+            f"{_time(costs.weight[stage]):>10} {format_bytes(costs.activation[stage]):>11}"
         )
     return lines
 
 
 def _memory_lines(prediction: Prediction, limit_bytes: float | None) -> list[str]:
     names = list(prediction.memory[0].__dataclass_fields__)
-    lines = ["Peak memory of each pipeline device, GiB:"]
-    lines.append(f"  {'device':>6} {'total':>8} " + " ".join(f"{name:>11}" for name in names))
+    lines = ["Peak memory of each pipeline device:"]
+    lines.append(f"  {'device':>6} {'total':>11} " + " ".join(f"{name:>11}" for name in names))
     for device, memory in enumerate(prediction.memory):
-        sizes = " ".join(f"{getattr(memory, name) / GIB:>11.3f}" for name in names)
+        sizes = " ".join(f"{format_bytes(getattr(memory, name)):>11}" for name in names)
         mark = "  heaviest" if device == prediction.heaviest else ""
         if limit_bytes is not None and memory.total > limit_bytes:
-            mark += f"  above the limit of {limit_bytes / GIB:.2f}"
-        lines.append(f"  {device:>6} {memory.total / GIB:>8.3f} {sizes}{mark}")
+            mark += f"  above the limit of {format_bytes(limit_bytes)}"
+        lines.append(f"  {device:>6} {format_bytes(memory.total):>11} {sizes}{mark}")
     return lines
 
 
@@ -95,6 +99,7 @@ def to_dict(prediction: Prediction, limit_bytes: float | None = None) -> dict[st
         "tokens_per_s": prediction.tokens_per_s,
         "mfu": prediction.mfu,
         "bubble_rate": prediction.bubble_rate,
+        "pipeline_s": prediction.breakdown.pipeline_s,
         "exact": prediction.exact,
         "busiest_device": prediction.busiest,
         "breakdown_s": {name.removesuffix("_s"): value for name, value in asdict(prediction.breakdown).items()},

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.cost.assumptions import StateBytes
+from autotune.space.units import format_bytes
 
 __all__ = ["MEMORY_ERROR", "DeviceMemory", "memory_refusal"]
-
-GIB = 1024**3
 
 MEMORY_ERROR = 0.08
 """No published measurement is further below its prediction than this (`autotune validate` prints the errors)."""
@@ -75,8 +74,8 @@ def memory_refusal(
     memory = devices[heaviest]
     if memory.total * (1 - proven_error) <= limit_bytes:
         return None
-    filling = ", ".join(f"{name} {size / GIB:.2f}" for name, size in memory.parts().items() if size > 0)
+    filling = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.parts().items() if size > 0)
     return (
-        f"refused (estimate): pipeline device {heaviest} would need {memory.total / GIB:.2f} GiB of "
-        f"{limit_bytes / GIB:.2f} GiB even if the estimate is {proven_error:.0%} too high; it holds (GiB) {filling}"
+        f"refused (estimate): pipeline device {heaviest} would need {format_bytes(memory.total)} of "
+        f"{format_bytes(limit_bytes)} even if the estimate is {proven_error:.0%} too high; it holds {filling}"
     )

@@ -37,6 +37,10 @@ from autotune.space.training import TrainingSpec
 __all__ = ["Breakdown", "MeanPasses", "Prediction", "Predictor", "model_flops", "predict_plan", "predict_plans"]
 
 
+EXACT_PASSES = 300_000
+"""Longer steps are always extrapolated: building, checking and timing so many passes takes a second or a few."""
+
+
 @dataclass(frozen=True)
 class _StageCost:
     forward: PassSeconds
@@ -84,7 +88,7 @@ class Predictor:
         """The prediction of one plan.
 
         Args:
-            exact: simulate the whole step even when it has many microbatches.
+            exact: simulate the whole step even when it has many microbatches, up to `EXACT_PASSES` passes.
             passes: measured means; each kind of pass is scaled to them, so that the model says only how stages differ.
 
         Raises:
@@ -101,7 +105,7 @@ class Predictor:
 
     def _pipeline(self, plan: Plan, costs: PassCosts, exact: bool) -> Pipeline:
         ratios = Ratios.of(costs) if self.assumptions.adapts_schedules and adapts(plan.schedule) else None
-        if exact:
+        if exact and 3 * plan.stages * plan.microbatches <= EXACT_PASSES:
             known = None if ratios is None else ratios.costs(plan.stages)
             built = registry.build(plan.schedule, plan.pp, plan.microbatches, plan.stages_per_device, costs=known)
             return Pipeline(plan.microbatches, (order_of(built),))
@@ -272,7 +276,6 @@ class Predictor:
             step_time_s=step_time_s,
             breakdown=breakdown,
             busiest=busiest,
-            bubble_rate=max(0.0, 1 - run.busy_s[busiest] / pipeline_s),
             memory=self._memory(plan, stages, on_device, parameters, run),
             pass_costs=costs,
             exact=lines.exact,

@@ -30,12 +30,14 @@ class MeanPasses:
 class Breakdown:
     """Where the step goes on its busiest pipeline device; the parts sum to the step time.
 
+    The bubble is `pp_s` and `bubble_s` together: all the time of the pipeline in which that device does no work.
+
     Attributes:
         compute_s: kernels of the passes.
         tp_s: tensor-parallel collectives.
-        pp_s: what the step would save if messages between pipeline devices took no time.
+        pp_s: part of the bubble that the step would save if messages between pipeline devices took no time.
         overhead_s: the machine's fixed loss on every visit of a microbatch to a stage.
-        bubble_s: waiting for the passes of other pipeline devices.
+        bubble_s: rest of the bubble: waiting for the passes of other pipeline devices.
         dp_s: gradient reduction and parameter gathering.
         optimizer_s: optimizer step.
     """
@@ -48,6 +50,16 @@ class Breakdown:
     dp_s: float
     optimizer_s: float
 
+    @property
+    def pipeline_s(self) -> float:
+        """The makespan of the passes (with `rolling_steps` the longest span): the step before dp and optimizer."""
+        return self.compute_s + self.tp_s + self.pp_s + self.overhead_s + self.bubble_s
+
+    @property
+    def bubble_rate(self) -> float:
+        """1 - work of the busiest device / time of the pipeline."""
+        return max(0.0, self.pp_s + self.bubble_s) / self.pipeline_s
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -56,7 +68,6 @@ class Prediction:
     Attributes:
         step_time_s: one optimizer step.
         busiest: the pipeline device that `breakdown` is about.
-        bubble_rate: 1 - work of the busiest device / time of the pipeline.
         memory: peak of every pipeline device (its tp and dp ranks are alike), by what it holds.
         pass_costs: times and activation bytes that went into the schedule.
         exact: the schedule was simulated in full; otherwise extrapolated from shorter steps.
@@ -67,12 +78,16 @@ class Prediction:
     step_time_s: float
     breakdown: Breakdown
     busiest: int
-    bubble_rate: float
     memory: tuple[DeviceMemory, ...]
     pass_costs: PassCosts
     exact: bool
     tokens_per_s: float
     mfu: float
+
+    @property
+    def bubble_rate(self) -> float:
+        """1 - work of the busiest device / time of the pipeline: `bubble_rate` of the results table."""
+        return self.breakdown.bubble_rate
 
     @property
     def heaviest(self) -> int:

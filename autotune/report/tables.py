@@ -157,10 +157,13 @@ def _error_text(error: float | None) -> str:
 
 
 def _predicted_bubble(row: Row) -> float | None:
-    """Share of the predicted step that its device waits for others."""
-    if row.predicted_bubble_s is None or not row.predicted_step_time_s:
+    """What `bubble_rate` is expected to be: 1 - work of the busiest device / time of the pipeline."""
+    outside = (row.predicted_dp_s, row.predicted_optimizer_s)
+    bubble = (row.predicted_bubble_s, row.predicted_pp_s)
+    if row.predicted_step_time_s is None or None in outside or None in bubble:
         return None
-    return row.predicted_bubble_s / row.predicted_step_time_s
+    pipeline_s = row.predicted_step_time_s - sum(part or 0.0 for part in outside)
+    return sum(part or 0.0 for part in bubble) / pipeline_s if pipeline_s > 0 else None
 
 
 def _share_text(share: float | None) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from autotune.space.plan import describe
+
 __all__ = ["COLUMNS", "Column", "ColumnType", "Row"]
 
 ColumnType = Literal["integer", "number", "text", "flag", "integers"]
@@ -76,11 +78,7 @@ class Row:
 
     def describe(self) -> str:
         """The plan in one line."""
-        chunks = f" x{self.stages_per_device}" if (self.stages_per_device or 1) > 1 else ""
-        tail = "" if self.recompute in ("", "none") else f" recompute={self.recompute}"
-        degrees = f"pp{_or_dash(self.pp)} tp{_or_dash(self.tp)} dp{_or_dash(self.dp)}"
-        batches = f"mbs{_or_dash(self.micro_batch_size)} m{_or_dash(self.microbatches)}"
-        return f"{degrees} {batches} {self.schedule}{chunks}{tail}"
+        return describe(self)
 
     def to_dict(self) -> dict[str, object]:
         """Plain JSON values, column by column; what is missing is null."""
@@ -91,10 +89,6 @@ class Row:
                 value = list(value)
             values[column.name] = None if value == "" else value
         return values
-
-
-def _or_dash(value: int | None) -> str:
-    return "-" if value is None else str(value)
 
 
 COLUMNS = (
@@ -149,9 +143,9 @@ COLUMNS = (
         "predicted_fits", "flag", "", "predicted_peak_memory_bytes is within the memory limit; false doesn't compete"
     ),
     Column("predicted_compute_s", "number", "s", "passes of the device that sets the step; these seven sum to it"),
-    Column("predicted_bubble_s", "number", "s", "its waiting for other pipeline devices"),
+    Column("predicted_bubble_s", "number", "s", "its waiting for passes of other devices: the bubble without messages"),
     Column("predicted_tp_s", "number", "s", "its tensor-parallel collectives"),
-    Column("predicted_pp_s", "number", "s", "what messages between pipeline devices add to the step"),
+    Column("predicted_pp_s", "number", "s", "the rest of its bubble: what messages between pipeline devices add"),
     Column("predicted_dp_s", "number", "s", "its gradient reduction and parameter gathering"),
     Column("predicted_optimizer_s", "number", "s", "its optimizer step"),
     Column("predicted_overhead_s", "number", "s", "fixed loss on every visit of a microbatch to a stage"),

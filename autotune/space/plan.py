@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from autotune.space.cluster import ClusterSpec
 from autotune.space.model import ModelSpec
 from autotune.space.training import TrainingSpec
 
-__all__ = ["Plan", "Recompute", "spread_layers"]
+__all__ = ["Plan", "Recompute", "RunIdentity", "describe", "spread_layers"]
 
 Recompute = Literal["none", "full"]
 
@@ -52,16 +52,11 @@ class Plan:
 
     def describe(self) -> str:
         """One line for logs and the progress display."""
-        chunks = f" x{self.stages_per_device}" if self.stages_per_device > 1 else ""
-        tail = "" if self.recompute == "none" else f" recompute={self.recompute}"
-        return (
-            f"pp{self.pp} tp{self.tp} dp{self.dp} mbs{self.micro_batch_size} m{self.microbatches} "
-            f"{self.schedule}{chunks}{tail}"
-        )
+        return describe(self)
 
     def to_dict(self) -> dict[str, object]:
         """Plain JSON values; `from_dict` reads them back."""
-        return asdict(self) | {"layer_split": list(self.layer_split)}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"layer_split": [*self.layer_split]}
 
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> Plan:
@@ -71,18 +66,71 @@ class Plan:
         return cls(**(values | {"layer_split": tuple(split)}))  # type: ignore[arg-type]
 
     def fingerprint(self, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> str:
-        """16 hex digits that identify this run: equal for equal plan, model, devices and training, else different.
+        """`RunIdentity.fingerprint` of this plan; keep a `RunIdentity` for many plans."""
+        return RunIdentity.of(model, cluster, training).fingerprint(self)
 
-        The model's name and the memory limit don't change what is run, so they don't count.
-        """
-        identity = {
-            "plan": self.to_dict(),
-            "model": {k: v for k, v in asdict(model).items() if k != "name"},
-            "cluster": {k: v for k, v in asdict(cluster).items() if k != "memory_limit_bytes"},
-            "training": asdict(training),
-        }
-        text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+
+class Described(Protocol):
+    """What the line about a plan says; None is a number that a refused point doesn't have."""
+
+    @property
+    def pp(self) -> int | None: ...
+    @property
+    def tp(self) -> int | None: ...
+    @property
+    def dp(self) -> int | None: ...
+    @property
+    def micro_batch_size(self) -> int | None: ...
+    @property
+    def microbatches(self) -> int | None: ...
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def stages_per_device(self) -> int | None: ...
+    @property
+    def recompute(self) -> str: ...
+
+
+def describe(plan: Described) -> str:
+    """`pp2 tp1 dp2 mbs1 m8 v-half x2`: a plan in one line; numbers it doesn't have are dashes."""
+    numbers = {
+        "pp": plan.pp,
+        "tp": plan.tp,
+        "dp": plan.dp,
+        "mbs": plan.micro_batch_size,
+        "m": plan.microbatches,
+    }
+    words = [f"{name}{'-' if value is None else value}" for name, value in numbers.items()]
+    chunks = f" x{plan.stages_per_device}" if (plan.stages_per_device or 1) > 1 else ""
+    tail = "" if plan.recompute in ("", "none") else f" recompute={plan.recompute}"
+    return f"{' '.join(words)} {plan.schedule}{chunks}{tail}"
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """Everything beside the plan that a run depends on, as JSON text: what stands before and after the plan's."""
+
+    before: str
+    after: str
+
+    @classmethod
+    def of(cls, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> RunIdentity:
+        """The model's name and the memory limit don't change what is run, so they don't count."""
+        described = {k: v for k, v in asdict(model).items() if k != "name"}
+        devices = {k: v for k, v in asdict(cluster).items() if k != "memory_limit_bytes"}
+        return cls(
+            before=f'{{"cluster":{_json(devices)},"model":{_json(described)},"plan":',
+            after=f',"training":{_json(asdict(training))}}}',
+        )
+
+    def fingerprint(self, plan: Plan) -> str:
+        """16 hex digits that identify a run: equal for equal plan, model, devices and training, else different."""
+        text = f"{self.before}{_json(plan.to_dict())}{self.after}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _json(values: dict[str, object]) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def spread_layers(layers: int, stages: int) -> tuple[int, ...]:

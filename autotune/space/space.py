@@ -13,7 +13,7 @@ from autotune.schedules import registry
 from autotune.space.cluster import ClusterSpec
 from autotune.space.machine import Machine
 from autotune.space.model import ModelSpec
-from autotune.space.plan import Plan, spread_layers
+from autotune.space.plan import Plan, RunIdentity, spread_layers
 from autotune.space.resolve import (
     resolve_cluster,
     resolve_machine,
@@ -89,7 +89,11 @@ class Space:
 
     def fingerprint(self, plan: Plan) -> str:
         """16 hex digits that identify the run of `plan` in this space."""
-        return plan.fingerprint(self.model, self.cluster, self.training)
+        return self._identity.fingerprint(plan)
+
+    @functools.cached_property
+    def _identity(self) -> RunIdentity:
+        return RunIdentity.of(self.model, self.cluster, self.training)
 
     def to_yaml(self) -> str:
         """The space as a file that stands alone: defaults filled in, Hugging Face config and cluster file inlined."""

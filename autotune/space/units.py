@@ -63,11 +63,15 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], what: str, l
 
 
 def format_bytes(count: float) -> str:
-    """`8.00 GiB`: binary units, because memory is sold and limited in them."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if count >= 1024**power:
-            return f"{count / 1024**power:.2f} {unit}"
-    return f"{count:.0f} B"
+    """`8.00 GiB`, `512.00 KiB`, `96 B`: binary units, because memory is sold and limited in them."""
+    if count < 1023.5:
+        return f"{count:.0f} B"
+    units = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+    for power, unit in enumerate(units, start=1):
+        # 1024.00 of a unit, as rounding may make it, is 1.00 of the next.
+        if count / 1024**power < 1023.995 or unit == units[-1]:
+            break
+    return f"{count / 1024**power:.2f} {unit}"
 
 
 def format_count(count: int) -> str:

@@ -94,6 +94,14 @@ def _device(gib: float) -> DeviceMemory:
     return DeviceMemory(gib / 4 * GIB, gib / 4 * GIB, gib / 2 * GIB, 0.0, 0.0, 0.0)
 
 
+def test_sizes_are_told_in_the_unit_they_have() -> None:
+    tiny = DeviceMemory(2048.0, 100.0, 3 * 1024.0**2, 0.0, 0.0, 0.0)
+    told = memory_refusal((tiny,), 1.5 * 1024**2)
+    assert told is not None
+    assert "would need 3.00 MiB of 1.50 MiB" in told
+    assert "optimizer 3.00 MiB, parameters 2.00 KiB, gradients 100 B" in told
+
+
 def test_a_plan_is_refused_only_beyond_the_proven_error() -> None:
     light = _device(10.0)
     assert memory_refusal((light, _device(102.0)), 100 * GIB, proven_error=0.03) is None

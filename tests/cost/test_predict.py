@@ -15,6 +15,9 @@ from autotune.cost.devices import catalogue, machine
 from autotune.cost.explain import explain, prediction_row, to_dict
 from autotune.cost.predict import MeanPasses, Prediction, Predictor, model_flops, predict_plan, predict_plans
 from autotune.errors import UserError
+from autotune.report.tables import _predicted_bubble
+from autotune.results.predicted import Predicted
+from autotune.results.rows import row_without_trial
 from autotune.schedules import registry
 from autotune.schedules.simulate import simulate
 from autotune.space.cluster import ClusterSpec, Link
@@ -54,6 +57,34 @@ def test_a_prediction_is_the_simulation_of_its_own_pass_costs() -> None:
     passes = got.step_time_s - got.breakdown.dp_s - got.breakdown.optimizer_s
     assert passes == pytest.approx(timeline.makespan)
     assert got.bubble_rate == pytest.approx(timeline.bubble_rate)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "v-half"])
+def test_there_is_one_bubble_what_the_busiest_device_does_not_work_while_the_pipeline_runs(schedule: str) -> None:
+    got = predict_plan(_plan(schedule=schedule), LLAMA_70B, CLUSTER, TRAINING, MEGATRON, exact=True)
+    timeline = simulate(registry.build(schedule, 4, 32), got.pass_costs)
+    parts = got.breakdown
+    assert parts.pipeline_s == pytest.approx(timeline.makespan)
+    assert (parts.bubble_s + parts.pp_s) / parts.pipeline_s == pytest.approx(timeline.bubble_rate)
+    assert got.bubble_rate == pytest.approx(timeline.bubble_rate)
+    told = f"{timeline.bubble_rate:.1%}"
+    assert f"bubble {told}" in explain(got).splitlines()[0]
+    assert f"Bubble rate {told}" in explain(got)
+    row = row_without_trial(got.plan, "", "predicted", "", Predicted.of(got), 1, None)
+    assert _predicted_bubble(row) == pytest.approx(timeline.bubble_rate)
+
+
+def test_a_step_too_long_to_simulate_in_full_is_extrapolated_even_where_one_plan_is_asked_for() -> None:
+    training = TrainingSpec(400_000, "bfloat16")
+    plan = Plan(4, 2, 8, 1, 50_000, "1f1b", 1, spread_layers(80, 4))
+    long = predict_plan(plan, LLAMA_70B, CLUSTER, training, MEGATRON, exact=True)
+    assert not long.exact
+    short = predict_plan(_plan(), LLAMA_70B, CLUSTER, TRAINING, MEGATRON, exact=True)
+    # what a step takes beside its microbatches is the same
+    per_microbatch = max(
+        map(sum, zip(*(getattr(long.pass_costs, k) for k in ("forward", "backward", "weight")), strict=True))
+    )
+    assert long.step_time_s - short.step_time_s == pytest.approx((50_000 - 32) * per_microbatch, rel=1e-3)
 
 
 def test_predictions_of_many_plans_are_those_of_each_alone() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.results.rows import plan_of
+from autotune.results.table import read_csv
 from autotune.space.describe import describe_space, description_lines
 from autotune.space.plan import Plan
 from autotune.space.settings import SearchLists
@@ -58,6 +60,16 @@ def test_no_plan_stands_twice(path: Path) -> None:
     plans = space.plans()
     assert len(set(plans)) == len(plans)
     assert len({space.fingerprint(plan) for plan in plans}) == len(plans)
+
+
+def test_fingerprints_stay_what_they_are_in_the_committed_example() -> None:
+    study = ROOT / "results" / "example"
+    space = load_space(study / "space.yaml")
+    rows = [row for row in read_csv(study / "trials.csv") if row.layer_split is not None]
+    assert rows
+    assert [space.fingerprint(plan_of(row)) for row in rows] == [row.fingerprint for row in rows]
+    plan = plan_of(rows[0])
+    assert plan.fingerprint(space.model, space.cluster, space.training) == rows[0].fingerprint
 
 
 def test_without_a_pipeline_all_schedules_are_one_plan(quickstart: Space) -> None:

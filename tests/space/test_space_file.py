@@ -14,7 +14,7 @@ from autotune.space.machine import Machine
 from autotune.space.rules import RULES
 from autotune.space.sections import SECTIONS, LinkSection, LinksSection, MachineSection
 from autotune.space.space import Space, load_space
-from autotune.space.units import parse_bandwidth, parse_size, parse_time
+from autotune.space.units import format_bytes, parse_bandwidth, parse_size, parse_time
 
 ROOT = Path(__file__).parents[2]
 
@@ -351,3 +351,21 @@ def test_the_documentation_lists_every_device_with_its_figures() -> None:
             for link in (device.intra_node, device.inter_node)
         )
         assert f"| `{name}` | {memory} | {links} |" in text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (96, "96 B"),
+        (1023.4, "1023 B"),
+        (1023.9, "1.00 KiB"),
+        (1536, "1.50 KiB"),
+        (1024**2 - 1, "1.00 MiB"),
+        (8 * 1024**3, "8.00 GiB"),
+        (3 * 1024**5, "3.00 PiB"),
+        (5e30, "4336808689942.02 EiB"),
+    ],
+)
+def test_a_size_is_told_in_its_unit(count: float, text: str) -> None:
+    assert format_bytes(count) == text
