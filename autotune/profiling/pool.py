@@ -27,6 +27,7 @@ from autotune.profiling.protocol import TrialRequest
 from autotune.profiling.rank_files import NODES_FILE
 from autotune.profiling.supervised import SupervisedLaunch
 from autotune.profiling.supervisor import Ending, LaunchSpec
+from autotune.profiling.untrusted_json import read_object
 
 __all__ = ["MOST_TRIALS", "RankPool"]
 
@@ -152,7 +153,7 @@ def _new_inbox(folder: Path) -> Path:
 
 
 def _is_ok(path: Path, request_id: str) -> bool:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        report = json.loads(path.read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, ValueError):
+        report = read_object(path)
         return report.get("state") == "ok" and report.get("request_id") == request_id
     return False

@@ -11,11 +11,13 @@ from autotune.results.columns import Row
 from autotune.results.compare import compare, in_force
 from autotune.results.final import Final
 from autotune.results.measurement import Fidelity, State
+from autotune.results.pareto import pareto_front
 from autotune.results.predicted import Predicted
 from autotune.results.rows import row_without_trial, tokens_per_step
 from autotune.results.verdict import fidelity_of, judge
 from autotune.search.folder import StudyFolder
 from autotune.search.forecast import Forecast
+from autotune.search.history import refused_by_history
 from autotune.space.plan import Plan
 from autotune.space.space import Space
 
@@ -35,6 +37,7 @@ class Book:
         troubles: why a plan has no forecast.
         unpredicted: why others have none; empty: they wait for a trial as those with one do.
         rows: of the plans that had a trial, by fingerprint.
+        history: of plans that are refused because of what other trials showed.
         final: the study's, as far as it came; it names the best plan if it decides.
     """
 
@@ -46,6 +49,7 @@ class Book:
     troubles: Mapping[Plan, str] = field(default_factory=dict)
     unpredicted: str = ""
     rows: dict[str, Row] = field(default_factory=dict)
+    history: dict[str, Row] = field(default_factory=dict)
     final: Final | None = None
     next_write: float = 0.0
 
@@ -62,8 +66,22 @@ class Book:
         }
 
     def left(self) -> list[Plan]:
-        """Legal plans that were neither evaluated nor refused by their estimate."""
-        return [plan for f, plan in self.plans.items() if f not in self.rows and f not in self.estimates]
+        """Legal plans that were neither evaluated nor refused by their estimate or by history."""
+        done = self.rows.keys() | self.estimates.keys() | self.history.keys()
+        return [plan for fingerprint, plan in self.plans.items() if fingerprint not in done]
+
+    def refuse_by_history(self) -> list[str]:
+        """Refuse plans that can't fit, by the trials so far; the reasons of those that are new."""
+        left = {fingerprint: plan for fingerprint, plan in self.plans.items() if fingerprint not in self.rows}
+        reasons = refused_by_history(self.rows.values(), left)
+        new = [reason for fingerprint, reason in reasons.items() if fingerprint not in self.history]
+        self.history = {}
+        for fingerprint, reason in reasons.items():
+            plan = left[fingerprint]
+            told = self.forecasts.get(plan)
+            predicted = None if told is None else told.predicted
+            self.history[fingerprint] = self._row(plan, fingerprint, "refused", reason, predicted)
+        return new
 
     def table(self, waiting: str) -> tuple[Row, ...]:
         """Every row, judged: trials in order, predictions from the fastest down, refusals.
@@ -72,7 +90,8 @@ class Book:
             waiting: the reason in the rows of plans that had no trial.
         """
         tried = sorted(self.rows.values(), key=lambda row: row.trial or 0)
-        estimates = [row for fingerprint, row in self.estimates.items() if fingerprint not in self.rows]
+        refused = {**self.history, **self.estimates}
+        estimates = [row for fingerprint, row in refused.items() if fingerprint not in self.rows]
         rows = [*tried, *self._waiting_rows(waiting), *estimates, *self.refused]
         deciding = in_force(self.final, rows)
         return tuple(judge(rows, None if deciding is None else deciding.best))
@@ -96,15 +115,14 @@ class Book:
         told = {**self.final.to_dict(), "described": plans, "summary": compare(rows, self.final).sentences()}
         self.folder.write_text(self.folder.final, json.dumps(told, indent=1) + "\n")
 
-    def write_if_due(self, waiting: str) -> None:
-        """Replace the files of the table unless that would take more than a small part of the time."""
-        if time.monotonic() >= self.next_write:
-            self.write(waiting)
+    def is_due(self) -> bool:
+        """Whether replacing the files of the table would take no more than a small part of the time."""
+        return time.monotonic() >= self.next_write
 
     def _waiting_rows(self, reason: str) -> list[Row]:
         rows = []
         for fingerprint, plan in self.plans.items():
-            if fingerprint in self.rows or fingerprint in self.estimates:
+            if fingerprint in self.rows or fingerprint in self.estimates or fingerprint in self.history:
                 continue
             told = self.forecasts.get(plan)
             why, predicted = reason, None if told is None else told.predicted
@@ -128,6 +146,7 @@ class Book:
             "plan": None if plan is None else plan.to_dict(),
             "row": None if best is None else best.to_dict(),
             "comparison": compare(rows, self.final).to_dict(),
+            "pareto": [row.fingerprint for row in pareto_front(rows)],
             "model": asdict(self.space.model),
             "cluster": asdict(self.space.cluster),
             "training": asdict(self.space.training),

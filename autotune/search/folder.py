@@ -1,13 +1,10 @@
-"""The folder of one study: what lies in it, and who may write to it."""
+"""The folder of one study: what lies in it."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,15 +63,6 @@ class StudyFolder:
         """Whether a study was begun here."""
         return self.database.exists() or (self.csv.exists() and self.space.exists())
 
-    def create(self) -> None:
-        """Make the folder. Raises UserError if that or writing to it is impossible."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot create {self.path}: {error.strerror}") from error
-        if not os.access(self.path, os.W_OK | os.X_OK):
-            raise UserError(f"cannot write to {self.path}: permission denied")
-
     def clear(self) -> None:
         """Delete the files of a study and nothing else that may lie here; of links what they lead to stays.
 
@@ -110,26 +98,3 @@ class StudyFolder:
     def write_text(self, path: Path, text: str) -> None:
         """Replace one text file of the folder as a whole."""
         replace_file(path, lambda file: Path(file).write_text(text, encoding="utf-8"))
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other tuners out; the kernel drops the lock when this process ends, however it ends.
-
-        Raises:
-            UserError: another process searches here; the message names it.
-        """
-        try:
-            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise UserError(f"cannot write to {self.path}: {error.strerror}") from error
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
-                raise UserError(f"another search (process {holder}) is running in {self.path}") from None
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"{os.getpid()}\n".encode())
-            yield
-        finally:
-            os.close(descriptor)

@@ -17,12 +17,15 @@ class Outlook:
 
     Attributes:
         done, goal: trials finished and wanted in all, earlier runs of the study included.
-        seconds_left: estimate from the trials so far; None before the first.
+        seconds_left: estimate from the trials so far and the tuners at work; None before the first.
+        device_hours, device_hours_limit: spent, and how many may be; None for no limit.
     """
 
     done: int
     goal: int
     seconds_left: float | None
+    device_hours: float = 0.0
+    device_hours_limit: float | None = None
 
 
 class Observer(Protocol):

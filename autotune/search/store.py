@@ -1,36 +1,43 @@
-"""The Optuna study on disk: every trial with its plan and its outcome, safe against the death of the tuner."""
+"""The Optuna study on disk: every trial with its plan and its outcome, safe against the death of any of its tuners."""
 
 from __future__ import annotations
 
-import contextlib
+import time
 import uuid
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
 import optuna
-from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from autotune.errors import UserError
+from autotune.profiling.process_tree import end_all, marked
+from autotune.profiling.supervised import end_leftovers
 from autotune.results.measurement import Measurement, TrialOutcome
 from autotune.results.predicted import Predicted
-from autotune.search.identity import differences
+from autotune.schedules import registry
+from autotune.search.claims import Claim, Claims
+from autotune.search.database import Database
+from autotune.search.pulse import Pulse
 from autotune.search.samplers import FIELDS, Observation, fields_of
-from autotune.search.storage_url import check_url, shown_url, without_secrets
+from autotune.search.tuners import Tuner, Watch, share_devices
 from autotune.space.plan import Plan
 
-__all__ = ["Finished", "Store", "open_store", "sqlite_url"]
+__all__ = ["Finished", "News", "Store"]
+
+T = TypeVar("T")
 
 _CONSTRAINT = "memory_bytes_over_limit"
-_IDENTITY, _STUDY_ID, _PLAN, _OUTCOME, _FINAL = "identity", "study_id", "plan", "outcome", "final"
+_PLAN, _TUNER, _OUTCOME, _FINAL = "plan", "tuner", "outcome", "final"
 # A trial that says nothing about its plan: Optuna calls it failed and samplers take no notice of it.
 _UNINFORMATIVE = ("failed", "invalid", "hang", "killed", "no-result", "non-finite", "launcher")
 # A trial with a value: measured on all devices, or profiled on one.
 _VALUED = ("ok", "predicted")
+# A claim beside those of plans: of the study's final.
+_THE_FINAL = "the final"
 
 
 @dataclass(frozen=True)
@@ -42,92 +49,169 @@ class Finished:
     outcome: TrialOutcome
 
 
-class Store:
-    """One study. A trial is begun with its plan and finished with its outcome; a begun one that has none is lost work.
+@dataclass(frozen=True)
+class Flight:
+    """A trial of another tuner that has not ended, as far as this one knows."""
 
-    Args:
-        memory_limit_bytes: limit that makes a plan infeasible; None for no limit.
+    plan: Plan
+    tuner: Tuner | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class News:
+    """What became of the study since it was asked last.
+
+    Attributes:
+        finished: trials that count and were not told before, this tuner's own included.
+        flights: plans that other tuners are measuring, by fingerprint.
+        requeued: plans of dead tuners that are to be measured again.
+        notes: what a user should know of it.
     """
 
-    def __init__(self, study: optuna.Study, plans: Mapping[str, Plan], memory_limit_bytes: int | None) -> None:
-        self._study = study
+    finished: tuple[Finished, ...] = ()
+    flights: Mapping[str, Flight] = field(default_factory=dict)
+    requeued: tuple[Plan, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Store:
+    """One study, as one of its tuners sees it. A trial is begun with a claim on its plan and finished with its outcome.
+
+    Use it in a `with` statement: inside, this tuner is known to the others and gives them signs of life.
+
+    Args:
+        plans: the legal plans by fingerprint.
+        memory_limit_bytes: limit that makes a plan infeasible; None for no limit.
+        grace_s: a tuner that gave no sign of life for so long is taken for dead.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        study: optuna.Study,
+        claims: Claims,
+        mark: str,
+        plans: Mapping[str, Plan],
+        memory_limit_bytes: int | None,
+        grace_s: float,
+    ) -> None:
+        self._database, self._study, self._claims = database, study, claims
         self._plans = plans
         self._limit = memory_limit_bytes
-        self._open: dict[int, optuna.Trial] = {}
-        self._choices = {name: sorted({getattr(plan, name) for plan in plans.values()}) for name in FIELDS}
+        self._grace_s = grace_s
+        self._watch = Watch(claims.me, grace_s)
+        self._pulse = Pulse(claims, grace_s)
+        self._open: dict[int, str] = {}
+        self._told: dict[str, int] = {}
+        self._in_flight_since: dict[tuple[str, str], float] = {}
+        self._requeued: list[Plan] = []
+        self._notes: list[str] = []
+        self._noted_sharing = False
+        self._spaces = self._distributions()
+        self.study_id = mark
+        """Marks the processes of this study."""
+        self.left_out = 0
+        """Finished trials whose plans are not in the space, as `news` saw it last."""
+
+    def __enter__(self) -> Store:
+        try:
+            self._claims.join()
+            self._recover()
+            self._pulse.__enter__()
+        except BaseException:
+            self._database.close()
+            raise
+        return self
+
+    def __exit__(self, *told: Any) -> None:
+        self._pulse.__exit__(*told)
+        try:
+            # After an error this may fail, too; then the next tuner sees that this one is gone.
+            with suppress(Exception):
+                for number in list(self._open):
+                    self.abandon(number)
+                self._claims.leave()
+        finally:
+            self._database.close()
 
     @property
-    def study_id(self) -> str:
-        """Marks the processes of this study."""
-        return str(self._study.user_attrs[_STUDY_ID])
+    def lost(self) -> bool:
+        """Whether others took this tuner for dead: what it measures now doesn't count."""
+        return self._pulse.lost
 
-    def recover(self) -> list[Plan]:
-        """Close the trials that a dead tuner left open; the plans among them that have no outcome yet."""
-        lost = []
-        with _database_errors():
-            for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                if _OUTCOME in trial.user_attrs:  # killed between writing the outcome and closing the trial
-                    self._close(trial.number, _outcome(trial))
-                    continue
-                self._study.tell(trial.number, state=TrialState.FAIL)
-                if (plan := self._plan(trial)) is not None:
-                    lost.append(plan)
-        return lost
+    def others(self) -> list[Tuner]:
+        """The other tuners that are known."""
+        return [tuner for tuner in self._claims.tuners() if tuner.key != self._claims.me.key]
 
-    def finished(self) -> list[Finished]:
-        """Every trial whose outcome says something about its plan, in the order they began.
+    def news(self) -> News:
+        """What became of the study since the last call. Ends the claims of tuners that died."""
+        tuners = self._claims.tuners()
+        if self._pulse.lost or all(tuner.key != self._claims.me.key for tuner in tuners):
+            self._come_back()
+            tuners = self._claims.tuners()
+        for tuner in self._watch.dead(tuners):
+            self._notes += self._bury(tuner)
+        self._note_sharing(tuners)
+        claims = self._claims.all()
+        requeued, self._requeued = tuple(self._requeued), []
+        notes, self._notes = tuple(self._notes), []
+        return News(self._new(claims), self._flights(claims, tuners), requeued, notes)
 
-        A plan whose launches failed is as good as never tried: a search that goes on tries it again.
+    def begin(self, plan: Plan, fingerprint: str, may: Callable[[Mapping[str, Claim]], bool]) -> int | None:
+        """Open a trial of `plan`; its number. None if another tuner has the plan, or `may` says no.
+
+        Args:
+            may: decides by all claims, the plan's own not among those that count, while no other tuner can make one.
         """
-        with _database_errors():
-            trials = self._study.get_trials(deepcopy=False)
-        found = [
-            Finished(trial.number, plan, _outcome(trial))
-            for trial in trials
-            if _OUTCOME in trial.user_attrs and (plan := self._plan(trial)) is not None
-        ]
-        return [one for one in found if one.outcome.state != "launcher"]
+        if not self._claims.take(fingerprint, may):
+            return None
+        number = self._run(lambda: self._create(plan, fingerprint))
+        self._open[number] = fingerprint
+        return number
 
-    def begin(self, plan: Plan, fingerprint: str) -> int:
-        """Open a trial of `plan`; its number."""
-        with _database_errors():
-            waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-            if not any(trial.user_attrs.get(_PLAN) == fingerprint for trial in waiting):
-                self._study.enqueue_trial(fields_of(plan), user_attrs={_PLAN: fingerprint})
-            while True:
-                trial = self._study.ask()
-                for name, values in self._choices.items():
-                    trial.suggest_categorical(name, values)
-                if trial.user_attrs.get(_PLAN) == fingerprint:
-                    self._open[trial.number] = trial
-                    return trial.number
-                # Queued by a tuner that died before it began it; its plan is still among those left.
-                self._study.tell(trial, state=TrialState.FAIL)
+    def finish(self, number: int, outcome: TrialOutcome, tokens_per_s: float | None) -> bool:
+        """Write the outcome of a trial and close it; False if it doesn't count: another tuner took its plan over."""
 
-    def finish(self, number: int, outcome: TrialOutcome, tokens_per_s: float | None) -> None:
-        """Write the outcome of a trial and close it."""
-        with _database_errors():
-            trial = self._trial(number)
-            trial.set_user_attr("tokens_per_s", tokens_per_s)
-            trial.set_user_attr(_OUTCOME, asdict(outcome))
-            self._close(number, outcome)
+        def write() -> None:
+            with suppress(UpdateFinishedTrialError):  # closed by whoever took the plan over
+                trial = self._trial(number)
+                trial.set_user_attr("tokens_per_s", tokens_per_s)
+                trial.set_user_attr(_OUTCOME, asdict(outcome))
+
+        fingerprint = self._open[number]
+        self._run(write)
+        counts = self._claims.settle(fingerprint, number, "launcher" if outcome.state == "launcher" else "done")
+        if counts:
+            self._told[fingerprint] = number
+            self._run(lambda: self._close(number, outcome, tokens_per_s))
+        else:
+            self._run(lambda: self._fail(number))
+        self._open.pop(number, None)
+        return counts
 
     def abandon(self, number: int) -> None:
         """Close a trial that was interrupted: its plan is as good as never tried."""
-        with _database_errors():
-            self._study.tell(number, state=TrialState.FAIL)
-            self._open.pop(number, None)
+        fingerprint = self._open.pop(number)
+        self._run(lambda: self._fail(number))
+        self._claims.drop(fingerprint)
+
+    def take_final(self) -> bool:
+        """Whether this tuner is the one to hold the study's final: only one does at a time."""
+        return self._claims.take(_THE_FINAL, lambda claims: True)
+
+    def leave_final(self) -> None:
+        """The final is over, or was interrupted."""
+        self._claims.drop(_THE_FINAL)
 
     def final(self) -> dict[str, Any] | None:
         """What `save_final` stored last."""
-        with _database_errors():
-            values: dict[str, Any] | None = self._study.user_attrs.get(_FINAL)
+        values: dict[str, Any] | None = self._run(lambda: self._study.user_attrs.get(_FINAL))
         return values
 
     def save_final(self, values: dict[str, Any]) -> None:
         """Store the study's final, in place of the one before."""
-        with _database_errors():
-            self._study.set_user_attr(_FINAL, values)
+        self._run(lambda: self._study.set_user_attr(_FINAL, values))
 
     def observations(self, finished: list[Finished], tokens_per_s: Mapping[int, float | None]) -> list[Observation]:
         """What the finished trials (by number: their throughput) tell a sampler."""
@@ -142,16 +226,145 @@ class Store:
             for one in finished
         ]
 
-    def _close(self, number: int, outcome: TrialOutcome) -> None:
-        trial = self._trial(number)
-        if (over := self._over_limit(outcome)) is not None:
-            trial.set_constraint(_CONSTRAINT, over)
-        if outcome.state in _VALUED:
-            self._study.tell(number, trial.user_attrs["tokens_per_s"])
-        else:
-            uninformative = outcome.state in _UNINFORMATIVE
-            self._study.tell(number, state=TrialState.FAIL if uninformative else TrialState.PRUNED)
-        self._open.pop(number, None)
+    def _run(self, operation: Callable[[], T]) -> T:
+        return self._database.run(operation)
+
+    def _recover(self) -> None:
+        """Clean up after tuners that died: close their trials, free their plans, end their processes."""
+        ended = end_leftovers(self.study_id)
+        if ended:
+            self._notes.append(f"ended {ended} processes that a killed search had left")
+        tuners = self._claims.tuners()
+        for tuner in self._watch.dead(tuners):
+            self._bury(tuner)
+        trials = self._trials()
+        # After the trials: whoever began one of them is here, unless it ended since.
+        living = {tuner.key for tuner in self._claims.tuners()}
+        outcomes: dict[str, int] = {}
+        for trial in trials:
+            if _is_telling(trial):
+                outcomes.setdefault(trial.user_attrs[_PLAN], trial.number)
+        if living <= {self._claims.me.key}:
+            self._claims.adopt(outcomes, living)
+        self._close_all([trial for trial in trials if trial.user_attrs.get(_TUNER) not in living])
+
+    def _bury(self, tuner: Tuner) -> list[str]:
+        """Free what a dead tuner held; what is to be noted of it."""
+        its = [trial for trial in self._trials() if trial.user_attrs.get(_TUNER) == tuner.key]
+        outcomes = {trial.user_attrs[_PLAN]: trial.number for trial in its if _is_telling(trial)}
+        freed = self._claims.bury(tuner, outcomes)
+        if freed is None:
+            return []
+        end_leftovers(self.study_id)
+        if tuner.place == self._claims.me.place:  # stopped, perhaps: then its trial goes on
+            end_all(marked(f"{self.study_id}/{tuner.mark}/"), grace_s=0.0)
+        self._close_all(its)
+        plans = [self._plans[fingerprint] for fingerprint in freed if fingerprint in self._plans]
+        self._requeued += plans
+        again = "; " + " and ".join(plan.describe() for plan in plans) + " is measured again" if plans else ""
+        return [f"another search ({tuner.describe()}) died{again}"]
+
+    def _come_back(self) -> None:
+        """Others took this tuner for dead, because it was stopped for long: its claims are gone."""
+        self._claims.rejoin(uuid.uuid4().hex)
+        self._watch.me = self._claims.me
+        self._pulse.lost = False
+
+    def _close_all(self, trials: list[FrozenTrial]) -> None:
+        """Close trials that nobody will close: by their outcome if it counts, else as failed."""
+        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+        claims = self._claims.all() if running else {}
+        for trial in running:
+            claim = claims.get(trial.user_attrs.get(_PLAN, ""))
+            if claim is not None and claim.trial == trial.number and _OUTCOME in trial.user_attrs:
+                outcome, rate = _outcome(trial), trial.user_attrs.get("tokens_per_s")
+                self._run(lambda t=trial, o=outcome, r=rate: self._close(t.number, o, r))  # type: ignore[misc]
+            else:
+                self._run(lambda t=trial: self._fail(t.number))  # type: ignore[misc]
+
+    def _new(self, claims: Mapping[str, Claim]) -> tuple[Finished, ...]:
+        """Trials that count, in the order they began, and were not told before."""
+        ended = {f: claim.trial for f, claim in claims.items() if claim.trial is not None}
+        self.left_out = sum(f not in self._plans for f in ended)
+        new = {f: number for f, number in ended.items() if f in self._plans and self._told.get(f) != number}
+        if not new:
+            return ()
+        trials = {trial.number: trial for trial in self._trials()}
+        found = []
+        for fingerprint, number in sorted(new.items(), key=lambda item: item[1]):
+            self._told[fingerprint] = number
+            found.append(Finished(number, self._plans[fingerprint], _outcome(trials[number])))
+        return tuple(found)
+
+    def _flights(self, claims: Mapping[str, Claim], tuners: list[Tuner]) -> dict[str, Flight]:
+        me, now = self._claims.me.key, time.monotonic()
+        held = [c for c in claims.values() if c.state == "held" and c.owner != me and c.fingerprint in self._plans]
+        since = {(c.fingerprint, c.owner): self._in_flight_since.get((c.fingerprint, c.owner), now) for c in held}
+        self._in_flight_since = since
+        who = {tuner.key: tuner for tuner in tuners}
+        return {
+            c.fingerprint: Flight(self._plans[c.fingerprint], who.get(c.owner), now - since[c.fingerprint, c.owner])
+            for c in held
+        }
+
+    def _note_sharing(self, tuners: list[Tuner]) -> None:
+        for tuner in tuners:
+            if tuner.key != self._claims.me.key and not self._noted_sharing and share_devices(tuner, self._claims.me):
+                self._noted_sharing = True
+                self._notes.append(
+                    f"another search ({tuner.describe()}) may use the same devices: plans that run at the same time "
+                    "compete for them; give each search its own, by CUDA_VISIBLE_DEVICES or taskset"
+                )
+
+    def _create(self, plan: Plan, fingerprint: str) -> int:
+        values = fields_of(plan)
+        spaces = {name: space for name, space in self._spaces.items() if _holds(space, values[name])}
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params={name: values[name] for name in spaces},
+            distributions=spaces,
+            user_attrs={_PLAN: fingerprint, _TUNER: self._claims.me.key},
+        )
+        storage = self._study._storage
+        return storage.get_trial_number_from_id(storage.create_new_trial(self._study._study_id, template))
+
+    def _distributions(self) -> dict[str, BaseDistribution]:
+        """What Optuna is told of the fields, wide enough that lists can be widened: its categories may never change."""
+        most = 2**31 - 1
+        spaces: dict[str, BaseDistribution] = {name: IntDistribution(1, most) for name in FIELDS}
+        spaces["schedule"] = CategoricalDistribution(tuple(registry.SCHEDULES))
+        spaces["recompute"] = CategoricalDistribution(("none", "full"))
+        # Those of a study that another version began stay as they are; what they can't say is left to the plan itself.
+        for trial in self._trials():
+            if trial.distributions:
+                return {
+                    name: _compatible(trial.distributions[name], space)
+                    for name, space in spaces.items()
+                    if name in trial.distributions
+                }
+        return spaces
+
+    def _close(self, number: int, outcome: TrialOutcome, tokens_per_s: float | None) -> None:
+        with suppress(UpdateFinishedTrialError, ValueError):  # somebody else closed it meanwhile
+            if (over := self._over_limit(outcome)) is not None:
+                self._trial(number).set_constraint(_CONSTRAINT, over)
+            if outcome.state in _VALUED:
+                self._study.tell(number, tokens_per_s, skip_if_finished=True)
+            else:
+                uninformative = outcome.state in _UNINFORMATIVE
+                state = TrialState.FAIL if uninformative else TrialState.PRUNED
+                self._study.tell(number, state=state, skip_if_finished=True)
+
+    def _fail(self, number: int) -> None:
+        with suppress(UpdateFinishedTrialError, ValueError):
+            self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+
+    def _trials(self) -> list[FrozenTrial]:
+        return self._run(lambda: self._study.get_trials(deepcopy=False))
+
+    def _trial(self, number: int) -> optuna.Trial:
+        storage = self._study._storage
+        return optuna.Trial(self._study, storage.get_trial_id_from_study_id_trial_number(self._study._study_id, number))
 
     def _over_limit(self, outcome: TrialOutcome) -> float | None:
         """Bytes over the memory limit, negative below it; 1 for an out-of-memory that nobody measured."""
@@ -160,82 +373,19 @@ class Store:
             return float(peak - self._limit)
         return 1.0 if outcome.state == "oom" else None
 
-    def _plan(self, trial: FrozenTrial) -> Plan | None:
-        return self._plans.get(trial.user_attrs.get(_PLAN, ""))
 
-    def _trial(self, number: int) -> optuna.Trial:
-        if number in self._open:
-            return self._open[number]
-        frozen = self._study.get_trials(deepcopy=False)[number]
-        return optuna.Trial(self._study, frozen._trial_id)
+def _is_telling(trial: FrozenTrial) -> bool:
+    """Whether a trial has an outcome that says something about its plan."""
+    attrs = trial.user_attrs
+    return _OUTCOME in attrs and _PLAN in attrs and attrs[_OUTCOME]["state"] != "launcher"
 
 
-def sqlite_url(path: Path) -> str:
-    """The database URL of a file."""
-    return f"sqlite:///{path.absolute()}"
+def _compatible(stored: BaseDistribution, wanted: BaseDistribution) -> BaseDistribution:
+    return wanted if isinstance(stored, IntDistribution) and isinstance(wanted, IntDistribution) else stored
 
 
-def open_store(
-    url: str,
-    name: str,
-    identity: dict[str, Any],
-    plans: Mapping[str, Plan],
-    memory_limit_bytes: int | None,
-    resume: bool,
-    fresh: bool = False,
-    must_exist: bool = False,
-) -> Store:
-    """Begin the study `name` in the database at `url`, or go on with it.
-
-    Args:
-        identity: of `autotune.search.identity`; a stored study must have the same.
-        plans: the legal plans by fingerprint.
-        resume: go on with a study that exists; False refuses one that does.
-        fresh: delete a study that exists first.
-        must_exist: there are results of this study, so a database without it is another one or a damaged one.
-
-    Raises:
-        UserError: the database can't be opened or is damaged, the study exists though it must not, or it is about
-            something else; the message names what differs.
-    """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    check_url(url)
-    shown = shown_url(url)
-    with _database_errors(url):
-        storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else None)
-        existing = name in optuna.get_all_study_names(storage)
-        if existing and fresh:
-            optuna.delete_study(study_name=name, storage=storage)
-            existing = False
-        if existing and not resume:
-            raise UserError(
-                f"study {name!r} exists in {shown}; --resume goes on with it, --fresh deletes it and starts anew"
-            )
-        if must_exist and not existing:
-            held = ", ".join(map(repr, optuna.get_all_study_names(storage))) or "no study"
-            raise UserError(
-                f"{shown} holds {held}, not {name!r}, so the results that are there can't be continued; "
-                "give the study its own name and database again, or start anew with --fresh or another --name"
-            )
-        study = optuna.create_study(
-            storage=storage,
-            study_name=name,
-            direction="maximize",
-            sampler=optuna.samplers.RandomSampler(),
-            load_if_exists=True,
-        )
-        stored = study.user_attrs.get(_IDENTITY)
-        if stored is None:
-            study.set_user_attr(_STUDY_ID, uuid.uuid4().hex)
-            study.set_user_attr(_IDENTITY, identity)
-        elif changes := differences(stored, identity):
-            listed = "\n  ".join(changes)
-            raise UserError(
-                f"study {name!r} was about something else, so its results can't be continued:\n  {listed}\n"
-                "change it back, or start anew with --fresh or another --name"
-            )
-    return Store(study, plans, memory_limit_bytes)
+def _holds(space: BaseDistribution, value: Any) -> bool:
+    return not isinstance(space, CategoricalDistribution) or value in space.choices
 
 
 def _peak_bytes(outcome: TrialOutcome) -> int | None:
@@ -253,26 +403,3 @@ def _outcome(trial: FrozenTrial) -> TrialOutcome:
     if (predicted := values.get("predicted")) is not None:
         predicted = Predicted(**predicted)
     return TrialOutcome(**{**values, "measurement": measured, "predicted": predicted})
-
-
-@contextlib.contextmanager
-def _database_errors(url: str | None = None) -> Iterator[None]:
-    """Turn what a database can do to us into a message; a password in its URL is never part of it."""
-    shown = "the study's database" if url is None else shown_url(url)
-    try:
-        yield
-    except optuna.exceptions.StorageInternalError as error:
-        message = f"{shown}: {_root(error)}"
-    except (SQLAlchemyError, ImportError) as error:
-        message = f"cannot use {shown}: {_root(error)}"
-    else:
-        return
-    # no cause: what a driver says of the connection may hold the password
-    raise UserError(message if url is None else without_secrets(message, url))
-
-
-def _root(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    original = getattr(error, "orig", None) or error
-    return str(original).splitlines()[0] if str(original) else type(original).__name__

@@ -1,0 +1,317 @@
+"""Which tuner measures which plan: two tables of our own beside those of Optuna.
+
+A plan has at most one claim. It begins as `held` by a tuner and ends as `done`, with the one trial that counts, or as
+`launcher`: the launches failed for reasons outside of the plan, so another tuner, or a resume, may claim it again.
+
+Every change is made in a transaction that first raises a counter in the row of the study. That makes all changes of one
+study come one after the other, on every database, so that what a transaction counts stays true until its end. All
+operations can be repeated: of one that was cut short nobody knows whether it took place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, Table, Text, delete, insert, select, update
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import IntegrityError
+
+from autotune.errors import UserError
+from autotune.search.database import Database
+from autotune.search.tuners import Tuner
+
+__all__ = ["Claim", "ClaimState", "Claims", "StudyRow", "create_tables"]
+
+ClaimState = Literal["held", "done", "launcher"]
+
+_METADATA = MetaData()
+_STUDIES = Table(
+    "autotune_studies",
+    _METADATA,
+    Column("study", Integer, primary_key=True, autoincrement=False),
+    Column("mark", String(32), nullable=False),
+    Column("identity", Text, nullable=False),
+    Column("turn", Integer, nullable=False),
+)
+_TUNERS = Table(
+    "autotune_tuners",
+    _METADATA,
+    Column("key", String(32), primary_key=True),
+    Column("study", Integer, ForeignKey("autotune_studies.study"), nullable=False, index=True),
+    Column("host", String(255), nullable=False),
+    Column("place", String(255), nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("created", String(32), nullable=False),
+    Column("devices", Text, nullable=False),
+    Column("beat", Integer, nullable=False),
+)
+_CLAIMS = Table(
+    "autotune_claims",
+    _METADATA,
+    Column("study", Integer, ForeignKey("autotune_studies.study"), primary_key=True),
+    Column("fingerprint", String(16), primary_key=True),
+    Column("owner", String(32), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("trial", Integer),
+)
+
+
+def create_tables(engine: Engine) -> None:
+    """Make the tables where they are missing."""
+    _METADATA.create_all(engine)
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """What the tables say of a study.
+
+    Attributes:
+        mark: of this study alone; on its processes.
+        identity: of `autotune.search.identity`.
+    """
+
+    mark: str
+    identity: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Of one plan. `trial` is the trial that counts, once there is one."""
+
+    fingerprint: str
+    owner: str
+    state: ClaimState
+    trial: int | None
+
+
+class Claims:
+    """The claims and tuners of one study, as one tuner sees and makes them.
+
+    Args:
+        study: number of the study in Optuna's tables.
+        me: this tuner; `join` makes it known.
+    """
+
+    def __init__(self, database: Database, study: int, me: Tuner) -> None:
+        self._database, self._study, self.me = database, study, me
+
+    def begin_study(self, row: StudyRow) -> StudyRow:
+        """Make the study known with `row`, unless it is; the row that holds."""
+
+        def operation() -> StudyRow:
+            values = {"study": self._study, "mark": row.mark, "identity": json.dumps(row.identity), "turn": 0}
+            try:
+                with self._database.transaction() as connection:
+                    connection.execute(insert(_STUDIES).values(values))
+            except IntegrityError:
+                pass  # somebody else was first
+            held = self.study_row()
+            assert held is not None
+            return held
+
+        return self._database.run(operation)
+
+    def study_row(self) -> StudyRow | None:
+        """What is known of the study; None before `begin_study`."""
+
+        def operation() -> StudyRow | None:
+            with self._database.transaction() as connection:
+                found = connection.execute(
+                    select(_STUDIES.c.mark, _STUDIES.c.identity).where(_STUDIES.c.study == self._study)
+                ).first()
+            return None if found is None else StudyRow(found.mark, json.loads(found.identity))
+
+        return self._database.run(operation)
+
+    def forget_study(self) -> None:
+        """Delete all that is known of the study."""
+
+        def operation() -> None:
+            with self._database.transaction() as connection:
+                for table in (_CLAIMS, _TUNERS, _STUDIES):
+                    connection.execute(delete(table).where(table.c.study == self._study))
+
+        self._database.run(operation)
+
+    def set_identity(self, identity: Mapping[str, Any], dead: Collection[str]) -> bool:
+        """Replace the study's identity, unless tuners other than the `dead` ones are known; whether it was."""
+
+        def change(connection: Connection) -> bool:
+            if any(tuner.key not in dead for tuner in self._tuners(connection)):
+                return False
+            rows = update(_STUDIES).where(_STUDIES.c.study == self._study)
+            connection.execute(rows.values(identity=json.dumps(dict(identity))))
+            return True
+
+        return self._changed(change)
+
+    def join(self) -> None:
+        """Make this tuner known."""
+
+        def change(connection: Connection) -> None:
+            connection.execute(delete(_TUNERS).where(_TUNERS.c.key == self.me.key))
+            connection.execute(insert(_TUNERS).values(study=self._study, **asdict(self.me)))
+
+        self._changed(change)
+
+    def rejoin(self, key: str) -> None:
+        """Come back under a new key, after others took this tuner for dead."""
+        self.me = replace(self.me, key=key)
+        self.join()
+
+    def leave(self) -> None:
+        """End: this tuner's claims that have no outcome are free again."""
+
+        def change(connection: Connection) -> None:
+            self._drop(connection, self.me.key)
+            connection.execute(delete(_TUNERS).where(_TUNERS.c.key == self.me.key))
+
+        self._changed(change)
+
+    def beat(self) -> bool:
+        """Raise this tuner's number; False if others took it for dead. One try: raises what the database raises."""
+        with self._database.transaction() as connection:
+            mine = update(_TUNERS).where(_TUNERS.c.key == self.me.key)
+            return connection.execute(mine.values(beat=_TUNERS.c.beat + 1)).rowcount == 1
+
+    def tuners(self) -> list[Tuner]:
+        """All that are known, this one included."""
+
+        def operation() -> list[Tuner]:
+            with self._database.transaction() as connection:
+                return self._tuners(connection)
+
+        return self._database.run(operation)
+
+    def all(self) -> dict[str, Claim]:
+        """Every claim, by the plan's fingerprint."""
+
+        def operation() -> dict[str, Claim]:
+            with self._database.transaction() as connection:
+                return self._all(connection)
+
+        return self._database.run(operation)
+
+    def take(self, fingerprint: str, may: Callable[[Mapping[str, Claim]], bool]) -> bool:
+        """Claim a plan; False if somebody has it, if it is done, or if `may` says no.
+
+        Args:
+            may: decides from all claims before this one; they don't change meanwhile.
+        """
+
+        def change(connection: Connection) -> bool:
+            claims = self._all(connection)
+            held = claims.get(fingerprint)
+            if held is not None and held.state == "held":
+                return held.owner == self.me.key
+            if (held is not None and held.state == "done") or not may(claims):
+                return False
+            connection.execute(delete(_CLAIMS).where(*self._of(fingerprint)))
+            values = {"study": self._study, "fingerprint": fingerprint, "owner": self.me.key}
+            connection.execute(insert(_CLAIMS).values(**values, state="held"))
+            return True
+
+        return self._changed(change)
+
+    def settle(self, fingerprint: str, trial: int, state: ClaimState) -> bool:
+        """End this tuner's claim by a trial; False if the claim is no longer its own: then the trial doesn't count."""
+
+        def change(connection: Connection) -> bool:
+            held = self._all(connection).get(fingerprint)
+            if held is None or held.owner != self.me.key:
+                return False
+            if held.state == "held":
+                mine = update(_CLAIMS).where(*self._of(fingerprint))
+                connection.execute(mine.values(state=state, trial=trial))
+                return True
+            return held.trial == trial
+
+        return self._changed(change)
+
+    def drop(self, fingerprint: str) -> None:
+        """Give up this tuner's claim of a plan without an outcome."""
+
+        def change(connection: Connection) -> None:
+            mine = (_CLAIMS.c.owner == self.me.key, _CLAIMS.c.state == "held")
+            connection.execute(delete(_CLAIMS).where(*self._of(fingerprint), *mine))
+
+        self._changed(change)
+
+    def bury(self, tuner: Tuner, outcomes: Mapping[str, int]) -> list[str] | None:
+        """Free what a dead tuner held; the fingerprints. None if it moved meanwhile, or somebody else buried it.
+
+        Args:
+            tuner: as it was seen: a beat since then proves that it lives.
+            outcomes: plans it had finished, though its claim doesn't say so yet, with their trials: these count.
+        """
+
+        def change(connection: Connection) -> list[str] | None:
+            dead = delete(_TUNERS).where(_TUNERS.c.key == tuner.key, _TUNERS.c.beat == tuner.beat)
+            if connection.execute(dead).rowcount != 1:
+                return None
+            for fingerprint, trial in outcomes.items():
+                its = (_CLAIMS.c.owner == tuner.key, _CLAIMS.c.state == "held")
+                done = update(_CLAIMS).where(*self._of(fingerprint), *its)
+                connection.execute(done.values(state="done", trial=trial))
+            return self._drop(connection, tuner.key)
+
+        return self._changed(change)
+
+    def adopt(self, outcomes: Mapping[str, int], living: Collection[str]) -> None:
+        """Claims for finished trials that have none, and none for plans of tuners that no longer are.
+
+        Args:
+            outcomes: the first finished trial of every plan.
+            living: keys of the tuners that may hold claims.
+        """
+
+        def change(connection: Connection) -> None:
+            claims = self._all(connection)
+            for fingerprint, claim in claims.items():
+                if claim.state == "held" and claim.owner not in living:
+                    connection.execute(delete(_CLAIMS).where(*self._of(fingerprint)))
+            lost = {f for f, claim in claims.items() if claim.state == "held" and claim.owner not in living}
+            for fingerprint, trial in outcomes.items():
+                if fingerprint not in claims or fingerprint in lost:
+                    values = {"study": self._study, "fingerprint": fingerprint, "owner": "", "trial": trial}
+                    connection.execute(insert(_CLAIMS).values(**values, state="done"))
+
+        self._changed(change)
+
+    def _changed(self, change: Callable[[Connection], Any]) -> Any:
+        def operation() -> Any:
+            with self._turn() as connection:
+                return change(connection)
+
+        return self._database.run(operation)
+
+    @contextmanager
+    def _turn(self) -> Iterator[Connection]:
+        """A transaction while which no other tuner changes the claims of this study."""
+        with self._database.transaction() as connection:
+            row = update(_STUDIES).where(_STUDIES.c.study == self._study)
+            if connection.execute(row.values(turn=_STUDIES.c.turn + 1)).rowcount != 1:
+                raise UserError(f"the study was deleted from {self._database.shown} while this search was at it")
+            yield connection
+
+    def _of(self, fingerprint: str) -> tuple[Any, Any]:
+        return _CLAIMS.c.study == self._study, _CLAIMS.c.fingerprint == fingerprint
+
+    def _all(self, connection: Connection) -> dict[str, Claim]:
+        columns = (_CLAIMS.c.fingerprint, _CLAIMS.c.owner, _CLAIMS.c.state, _CLAIMS.c.trial)
+        rows = connection.execute(select(*columns).where(_CLAIMS.c.study == self._study))
+        return {row.fingerprint: Claim(row.fingerprint, row.owner, row.state, row.trial) for row in rows}
+
+    def _tuners(self, connection: Connection) -> list[Tuner]:
+        rows = connection.execute(select(_TUNERS).where(_TUNERS.c.study == self._study))
+        return [Tuner(r.key, r.host, r.place, r.pid, r.created, r.devices, r.beat) for r in rows]
+
+    def _drop(self, connection: Connection, owner: str) -> list[str]:
+        its = (_CLAIMS.c.study == self._study, _CLAIMS.c.owner == owner, _CLAIMS.c.state == "held")
+        dropped = list(connection.execute(select(_CLAIMS.c.fingerprint).where(*its)).scalars())
+        connection.execute(delete(_CLAIMS).where(*its))
+        return dropped
