@@ -99,8 +99,33 @@ def search(
     ] = None,
     results_dir: Annotated[Path, typer.Option(help="Folder that holds the studies.")] = Path("results"),
     name: Annotated[str | None, typer.Option(help="Name of the study and its folder. Default: the space's.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the study of that name.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the study of that name, or begin it; beside other searches of it, if there are.",
+        ),
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the study of that name first.")] = False,
+    adopt: Annotated[
+        bool,
+        typer.Option(
+            "--adopt",
+            help="With --resume: take over the rows that still hold after a change that no measurement depends on, such "
+            "as the memory limit's.",
+        ),
+    ] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Go on though the first trials all failed alike.")
+    ] = False,
+    takeover_after: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            help="Take another search of the same study for dead, and its plan over, after this much silence.",
+        ),
+    ] = 30.0,
     storage: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Database of the study (sqlite, postgresql, mysql). Default: DIR/study.db."),
@@ -221,6 +246,7 @@ def search(
         fidelity=fidelity.value,
         trials=trials,
         timeout_s=timeout,
+        device_hours=device_hours,
         trial_timeout_s=trial_timeout,
         hang_timeout_s=hang_timeout,
         sampler=sampler.value,
@@ -228,6 +254,9 @@ def search(
         storage=storage,
         resume=resume,
         fresh=fresh,
+        adopt=adopt,
+        keep_going=keep_going,
+        takeover_s=takeover_after,
         worker=given,
         isolation=isolation.value,
         hosts=_hosts(loaded, hosts, remote_shell, remote_python, rdzv_host),
@@ -345,13 +374,17 @@ def _ending(result: SearchResult) -> str:
     done = {"run": "measured", "profile": "profiled", "predict": "predicted"}[result.fidelity]
     refused = result.refused_by_estimate
     also = f" or refused by the estimate of its memory ({refused})" if refused else ""
-    left = result.legal - result.evaluated - refused
+    if result.refused_by_history:
+        also += f" or refused by what a smaller one showed ({result.refused_by_history})"
+    left = result.legal - result.evaluated - refused - result.refused_by_history
     tried = "run" if result.fidelity == "run" else done
     return {
         "complete": f"every legal plan was {done}{also}",
         "converged": f"stopped: {result.why}; {left} legal plans were not {tried}",
         "trials": f"the budget of trials is spent, {left} legal plans were not {tried}",
         "timeout": f"the time is spent, {left} legal plans were not {tried}",
+        "device-hours": f"the budget of device-hours is spent, {left} legal plans were not {tried}",
+        "failing": f"stopped early, {left} legal plans were not {tried}; --keep-going goes on",
         "interrupted": f"interrupted, {left} legal plans were not {tried}; --resume goes on",
     }[result.ended]
 
@@ -383,6 +416,7 @@ def _search_json(folder: Path, result: SearchResult) -> dict[str, Any]:
         "why": result.why,
         "legal_plans": result.legal,
         "refused_by_estimate": result.refused_by_estimate,
+        "refused_by_history": result.refused_by_history,
         "states": dict(Counter(row.state for row in result.rows)),
         "best": result.best.to_dict() if result.best else None,
         "comparison": compare(result.rows, result.final).to_dict(),
@@ -414,10 +448,17 @@ def _refit_json(result: SearchResult) -> dict[str, Any] | None:
 
 def _why_nothing(result: SearchResult) -> str:
     """Why no plan is feasible: the closest one over its memory, and the first line of each kind of failure."""
+    from autotune.search.history import PREFIX as HISTORY
     from autotune.report.numbers import bytes_text
 
+    if result.ended == "failing":
+        return f"stopped: {result.why}"
     tried = [row for row in result.rows if row.trial is not None]
-    estimates = [row for row in result.rows if row.trial is None and row.state == "refused" and row.fidelity]
+    estimates = [
+        row
+        for row in result.rows
+        if row.trial is None and row.state == "refused" and row.fidelity and not row.reason.startswith(HISTORY)
+    ]
     over_limit = []
     if result.fidelity != "run":
         over_limit = [row for row in result.rows if row.state == "predicted" and row.predicted_fits is False]
