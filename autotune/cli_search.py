@@ -76,6 +76,13 @@ def search(
         float | None,
         typer.Option(metavar="SECONDS", help="Begin no trial after this much time in trials, earlier runs included."),
     ] = None,
+    device_hours: Annotated[
+        float | None,
+        typer.Option(
+            metavar="HOURS",
+            help="Begin no trial after this many device-hours in trials (time times devices), earlier runs included.",
+        ),
+    ] = None,
     sampler: Annotated[
         Sampler,
         typer.Option(
@@ -103,7 +110,7 @@ def search(
         bool,
         typer.Option(
             "--resume",
-            help="Go on with the study of that name, or begin it; beside other searches of it, if there are.",
+            help="Go on with the study of that name, or begin it; other searches may be at it.",
         ),
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the study of that name first.")] = False,
@@ -111,8 +118,8 @@ def search(
         bool,
         typer.Option(
             "--adopt",
-            help="With --resume: take over the rows that still hold after a change that no measurement depends on, such "
-            "as the memory limit's.",
+            help="With --resume: take over the rows that hold though something changed that no measurement depends on, "
+            "such as the memory limit.",
         ),
     ] = False,
     keep_going: Annotated[
@@ -448,8 +455,8 @@ def _refit_json(result: SearchResult) -> dict[str, Any] | None:
 
 def _why_nothing(result: SearchResult) -> str:
     """Why no plan is feasible: the closest one over its memory, and the first line of each kind of failure."""
-    from autotune.search.history import PREFIX as HISTORY
     from autotune.report.numbers import bytes_text
+    from autotune.search.history import PREFIX as HISTORY
 
     if result.ended == "failing":
         return f"stopped: {result.why}"
