@@ -101,7 +101,8 @@ class Campaign:
 
     def _deal(self, waiting: list[Kind]) -> Hand:
         """Faults for one study. Some need a small disk, some a large one."""
-        small_disk = any(kind.needs == "small disk" for kind in waiting) and self.rng.random() < 0.5
+        small = sum(kind.needs == "small disk" for kind in waiting)
+        small_disk = small > 0 and (small == len(waiting) or self.rng.random() < 0.5)
         unfit = "large disk" if small_disk else "small disk"
         faults: list[Kind] = []
         plans, runs = PLAN_FAULTS, RUN_FAULTS

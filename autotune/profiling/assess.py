@@ -19,6 +19,7 @@ from autotune.profiling.result_file import read_result
 from autotune.profiling.supervisor import Ending
 from autotune.profiling.virtual_clock import pick_clock, replay
 from autotune.results.measurement import Measurement, State, TrialOutcome
+from autotune.results.text import printable
 
 __all__ = ["assess"]
 
@@ -45,6 +46,7 @@ def assess(
         state, reason = _within_limit(request, measurement, worker)
     except NoMeasurement as problem:
         measurement, state, reason = None, problem.state, problem.reason
+    reason = printable(reason)
     if len(reason) > _REASON_CHARACTERS:
         reason = reason[:_REASON_CHARACTERS] + "..."
     started = datetime.fromtimestamp(ending.started_at, UTC).isoformat(timespec="seconds")
@@ -112,8 +114,9 @@ def _judge_reports(request: TrialRequest, reports: Sequence[RankReport], cores: 
     try:
         require_complete(request, reports, shared)
         return _measure(request, reports, shared)
-    except (ValueError, TypeError) as error:
-        raise NoMeasurement("invalid", f"the ranks' results can't be used: {error}") from None
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        # A rank may have written anything: texts for numbers, numbers beyond all bounds.
+        raise NoMeasurement("invalid", f"the ranks' results can't be used: {error!r}") from None
 
 
 def _measure(request: TrialRequest, reports: Sequence[RankReport], cores: float) -> Measurement:

@@ -55,16 +55,16 @@ def _step_problems(request: TrialRequest, report: RankReport) -> Iterator[str]:
     steps, who = request.measured_steps, f"rank {report.rank}"
     if len(report.step_wall_s) != steps:
         yield f"{who} measured {len(report.step_wall_s)} steps, not {steps}"
-    if not all(map(_is_positive, report.step_wall_s)):
+    elif not all(map(_is_positive, report.step_wall_s)):
         yield f"{who} reports step times {list(report.step_wall_s)}"
     if report.losses and len(report.losses) != steps:
         yield f"{who} reports the losses of {len(report.losses)} steps, not {steps}"
     if report.optimizer_cpu_s and len(report.optimizer_cpu_s) != steps:
         yield f"{who} timed {len(report.optimizer_cpu_s)} optimizer steps, not {steps}"
-    if not all(map(_is_positive, report.optimizer_cpu_s)):
+    elif not all(map(_is_positive, report.optimizer_cpu_s)):
         yield f"{who} reports times outside of its passes {list(report.optimizer_cpu_s)}"
     peak = report.peak_memory_bytes
-    if peak is not None and not _is_positive(peak):
+    if peak is not None and not (type(peak) is int and peak > 0):
         yield f"{who} reports a peak of {peak} bytes"
 
 

@@ -103,7 +103,7 @@ def _parsed(path: Path, parse: LineParser) -> Iterator[LogLine]:
             while line := file.readline(_LONGEST_LINE):
                 try:
                     told = parse(line)
-                except ValueError as error:
+                except (ValueError, OverflowError) as error:
                     raise ValueError(f"{error} in the line {line.strip()[:300]!r}") from None
                 if told is not None:
                     yield told

@@ -11,6 +11,13 @@ from autotune.results.measurement import Clock, Measurement, State
 __all__ = ["NoMeasurement", "make_measurement", "require_finite_loss"]
 
 
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+"""Of one step: a nanosecond, and thirty years."""
+
+_MOST_BYTES = 2**63 - 1
+_SHOWN = 8
+
+
 class NoMeasurement(Exception):  # noqa: N818  it is an answer, no error
     """There are no numbers: `state` and `reason` of the trial. Raised by readers, caught by `assess`."""
 
@@ -46,13 +53,16 @@ def make_measurement(
         peaks: bytes of every rank.
 
     Raises:
-        NoMeasurement: a time is no positive number (`invalid`), or the loss is none (`non-finite`).
+        NoMeasurement: a time or a peak is none that can be (`invalid`), or the loss is no number (`non-finite`).
     """
     if loss is not None:
         require_finite_loss(loss, f"{source}the loss is")
     times = list(step_times_s)
-    if not times or not all(math.isfinite(time) and time > 0 for time in times):
-        raise NoMeasurement("invalid", f"{source}step times of {times} s")
+    for seconds in (times, times if wall_s is None else wall_s):
+        if not seconds or not all(_SHORTEST_S <= time <= _LONGEST_S for time in seconds):
+            raise NoMeasurement("invalid", f"{source}step times of {_some(seconds)} s")
+    if peaks is not None and not all(type(peak) is int and 0 < peak <= _MOST_BYTES for peak in peaks):
+        raise NoMeasurement("invalid", f"{source}peaks of {_some(peaks)} bytes")
     return Measurement(
         clock=clock,
         step_time_s=statistics.median(times),
@@ -66,3 +76,9 @@ def make_measurement(
         torch=torch,
         device=device,
     )
+
+
+def _some(values: Sequence[float]) -> str:
+    """The values, or the first of very many."""
+    shown = ", ".join(map(repr, values[:_SHOWN]))
+    return f"[{shown}]" if len(values) <= _SHOWN else f"[{shown}, ... {len(values)} in all]"

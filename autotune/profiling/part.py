@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from autotune.profiling.process_tree import die_with_parent, end_descendants, reap
+from autotune.profiling.untrusted_json import read_object
 from autotune.profiling.watch import ProgressWatch, save_stacks, stopped_ranks
 
 __all__ = ["LocalPart", "Loss", "Part", "look_again", "post_file"]
@@ -128,7 +128,7 @@ class LocalPart:
             if not self._is_ours(path.name.removesuffix(".exit.json")):
                 continue
             with contextlib.suppress(OSError, ValueError):
-                if json.loads(path.read_text(encoding="utf-8")).get("exit_code") != 0:
+                if read_object(path).get("exit_code") != 0:
                     return True
         return False
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.profiling.protocol import RankReport
+from autotune.profiling.untrusted_json import read_json, read_object
+from autotune.results.text import printable
 
 __all__ = [
     "MAIN",
@@ -37,8 +39,9 @@ MAIN = -1
 """Rank of a process that has none, such as a launcher or a worker that starts its own ranks."""
 
 _TAIL_BYTES = 16384
+# What a rank's files may be unlike, if something else than our code wrote them.
+_DAMAGED = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 _STACKS_BYTES = 1 << 20
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 
 
@@ -87,15 +90,22 @@ def drop_results(folder: Path) -> None:
 
 def read_report(folder: Path, rank: int) -> RankReport | None:
     """The report of a rank; None if there is none or it is damaged: half a file is no result."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        return RankReport.from_dict(json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")))
+    with contextlib.suppress(*_DAMAGED):
+        report = RankReport.from_dict(read_object(folder / f"rank-{rank}.json"))
+        texts = (report.state, report.request_id, report.error, report.torch, report.device)
+        told_when = report.failed_at is None or math.isfinite(report.failed_at)
+        if all(isinstance(text, str) for text in texts) and type(report.rank) is int and told_when:
+            return report
     return None
 
 
 def read_exit(folder: Path, rank: int) -> RankExit | None:
     """How a rank's command ended; None if nobody saw it."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return RankExit(**json.loads((folder / f"rank-{rank}.exit.json").read_text(encoding="utf-8")))
+    with contextlib.suppress(*_DAMAGED):
+        end = RankExit(**read_object(folder / f"rank-{rank}.exit.json"))
+        codes = (end.exit_code, end.signal)
+        if all(code is None or type(code) is int for code in codes) and math.isfinite(end.ended_at):
+            return end
     return None
 
 
@@ -107,22 +117,22 @@ def read_failures(folder: Path, reports: dict[int, RankReport]) -> list[RankFail
         if report.state != "ok"
     }
     for path in [*folder.glob("rank-*.failure.json"), *folder.glob("main.failure.json")]:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            values = json.loads(path.read_text(encoding="utf-8"))
+        with contextlib.suppress(*_DAMAGED):
+            values = read_object(path)
             name = path.name.removesuffix(".failure.json")
             rank = MAIN if name == "main" else int(name.removeprefix("rank-"))
-            told.setdefault(
-                rank,
-                RankFailure(rank, values["state"], values["error"], float(values["failed_at"]), values["device"]),
-            )
+            state, error, device = (str(values[key]) for key in ("state", "error", "device"))
+            at = float(values["failed_at"])
+            if math.isfinite(at):
+                told.setdefault(rank, RankFailure(rank, state, error, at, device))
     return list(told.values())
 
 
 def read_nodes(folder: Path) -> dict[int, RankNode]:
     """Where every rank ran; empty if all ran on the tuner's machine."""
     nodes: dict[int, RankNode] = {}
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        for values in json.loads((folder / NODES_FILE).read_text(encoding="utf-8")):
+    with contextlib.suppress(*_DAMAGED):
+        for values in read_json(folder / NODES_FILE):
             node = RankNode(values["name"], float(values["clock_offset_s"]))
             nodes |= {int(rank): node for rank in values["ranks"]}
     return nodes
@@ -133,16 +143,16 @@ def last_lines(path: Path, lines: int = 8) -> str:
     try:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
+            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
     return last_of(text, lines)
 
 
 def last_of(text: str, lines: int = 8) -> str:
-    """The last non-empty lines of a text, each of at most 500 characters."""
-    text = _ESCAPES.sub("", text).replace("\x00", "")
-    return "\n".join([line.rstrip()[:500] for line in text.splitlines() if line.strip()][-lines:])
+    """The last non-empty lines of a text, each of at most 500 characters, fit to be shown."""
+    found = [line.rstrip() for line in printable(text[-_TAIL_BYTES:]).splitlines() if line.strip()]
+    return "\n".join(line[:500] for line in found[-lines:])
 
 
 def where_it_stands(folder: Path, name: str) -> str | None:

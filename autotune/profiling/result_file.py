@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
+import reprlib
 from pathlib import Path
 from typing import Any
 
 from autotune.profiling.outcome import NoMeasurement, make_measurement
 from autotune.profiling.protocol import TrialRequest
+from autotune.profiling.untrusted_json import read_json
 from autotune.results.measurement import Measurement, State
 
 __all__ = ["KEYS", "read_result"]
@@ -38,22 +39,21 @@ def read_result(request: TrialRequest, path: Path) -> Measurement | None:
             holds a loss that is no number (`non-finite`) or values that can't be (`invalid`).
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        values = read_json(path)
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise NoMeasurement("no-result", f"{path.name} can't be read: {error}") from None
-    try:
-        values = json.loads(text)
+    except OSError as error:
+        raise NoMeasurement("no-result", f"{path.name} can't be read: {error.strerror}") from None
     except ValueError as error:
         raise NoMeasurement("no-result", f"{path.name} is no whole JSON text: {error}") from None
     if not isinstance(values, dict):
         raise NoMeasurement("no-result", f"{path.name} holds no object with one of step_time_s, step_times_s")
     if unknown := [key for key in values if key not in KEYS]:
-        raise NoMeasurement("invalid", f"{path.name}: unknown key {unknown[0]!r}; known: {', '.join(KEYS)}")
+        raise NoMeasurement("invalid", f"{path.name}: unknown key {reprlib.repr(unknown[0])}; known: {', '.join(KEYS)}")
     state = _STATES.get(str(values.get("state", "ok")))
     if state is None:
-        raise NoMeasurement("invalid", f"{path.name}: state {values['state']!r} is none of {', '.join(_STATES)}")
+        told = reprlib.repr(values["state"])
+        raise NoMeasurement("invalid", f"{path.name}: state {told} is none of {', '.join(_STATES)}")
     if state != "ok":
         raise NoMeasurement(state, f"the worker reports {state}: {values.get('error', '')}")
     return _measurement(request, values, path.name)
@@ -80,7 +80,7 @@ def _step_times(request: TrialRequest, values: dict[str, Any], name: str) -> lis
     if key == "step_times_s":
         times = values[key]
         if not isinstance(times, list) or not times:
-            raise NoMeasurement("invalid", f"{name}: step_times_s must be a list of numbers, not {times!r}")
+            raise NoMeasurement("invalid", f"{name}: step_times_s must be a list of numbers, not {reprlib.repr(times)}")
         return [_number(time, f"{name}: step_times_s") for time in times]
     number = _number(values[key], f"{name}: {key}")
     if key == "step_time_s":
@@ -97,14 +97,18 @@ def _peaks(values: dict[str, Any], name: str) -> tuple[int, ...] | None:
     if peaks is None:
         return None
     if not isinstance(peaks, list) or not peaks:
-        raise NoMeasurement("invalid", f"{name}: peak_memory_bytes_per_rank must be a list of numbers, not {peaks!r}")
+        told = reprlib.repr(peaks)
+        raise NoMeasurement("invalid", f"{name}: peak_memory_bytes_per_rank must be a list of numbers, not {told}")
     numbers = [_number(peak, f"{name}: peak memory") for peak in peaks]
-    if not all(math.isfinite(number) and number > 0 for number in numbers):
-        raise NoMeasurement("invalid", f"{name}: peaks of {numbers} bytes")
+    if not all(math.isfinite(number) for number in numbers):
+        raise NoMeasurement("invalid", f"{name}: peaks of {reprlib.repr(numbers)} bytes")
     return tuple(round(number) for number in numbers)
 
 
 def _number(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise NoMeasurement("invalid", f"{what}: {value!r} is no number")
-    return float(value)
+        raise NoMeasurement("invalid", f"{what}: {reprlib.repr(value)} is no number")
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf if value > 0 else -math.inf

@@ -25,6 +25,14 @@ __all__ = ["read_csv", "read_parquet", "replace_file", "to_frame", "write_csv", 
 _FLAGS = {"true": True, "false": False}
 _DTYPES = {"integer": "Int64", "number": "Float64", "text": "string", "flag": "boolean", "integers": "object"}
 
+_TYPE_NAMES = {
+    "integer": "a whole number",
+    "number": "a number",
+    "text": "a text",
+    "flag": "true or false",
+    "integers": "a list of whole numbers",
+}
+
 # A reason may quote a whole traceback; the csv module refuses fields above 128 KiB unless told.
 csv.field_size_limit(2**31 - 1)
 
@@ -125,19 +133,48 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
 
 
 def read_parquet(path: Path) -> list[Row]:
-    """The rows that `write_parquet` wrote. Raises UserError if the file is missing or not such a table."""
+    """The rows that `write_parquet` wrote.
+
+    Raises:
+        UserError: the file is missing, not such a table, or damaged; the message names row and column.
+    """
     import pyarrow
     from pyarrow import parquet
 
     try:
-        records = parquet.read_table(path).to_pylist()
-        return [
-            Row(**{column.name: _restored(record[column.name], column) for column in COLUMNS}) for record in records
-        ]
+        table = parquet.read_table(path)
+        if (problem := _header_problem(table.column_names)) is not None:
+            raise UserError(f"{path} is not a results table of this version: {problem}")
+        records = table.to_pylist()
     except FileNotFoundError:
         raise UserError(f"there is no results table {path}") from None
-    except (OSError, KeyError, pyarrow.ArrowException) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise UserError(f"cannot read {path}: {_first_line(error)}") from None
+    return [_checked_row(record, f"{path} is damaged: row {number}") for number, record in enumerate(records, 1)]
+
+
+def _checked_row(record: dict[str, Any], where: str) -> Row:
+    """The row of a record with types. Raises UserError."""
+    for column in COLUMNS:
+        if not _has_type(record[column.name], column):
+            told = reprlib.repr(record[column.name])
+            raise UserError(f"{where}, column {column.name}: must be {_TYPE_NAMES[column.type]}, not {told}")
+    row = Row(**{column.name: _restored(record[column.name], column) for column in COLUMNS})
+    for name, problem in problems_of(row):
+        raise UserError(f"{where}, column {name}: {problem}")
+    return row
+
+
+def _has_type(value: Any, column: Column) -> bool:
+    if value is None:
+        return True
+    if column.type == "integers":
+        return isinstance(value, list) and all(type(item) is int for item in value)
+    return type(value) in {"integer": (int,), "number": (float, int), "text": (str,), "flag": (bool,)}[column.type]
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def replace_file(path: Path, write: Callable[[str], object]) -> None:

@@ -222,7 +222,7 @@ class Study:
         shown = self.shown()
         for sign in ("Traceback", "Exception ignored", "Error in atexit", "\x1b"):
             if sign in shown:
-                self.blame(kind, f"{sign!r} was shown: {shown[-3000:]}")
+                self.blame(kind, f"{sign!r} was shown: {shown[-1200:]}")
         return code
 
     def _check_orphans(self, kind: str) -> None:

@@ -182,7 +182,7 @@ def test_one_result_file_stands_for_all_ranks(tmp_path: Path) -> None:
         ({"step_time_s": "1"}, "invalid", "'1' is no number"),
         ({"step_times_s": []}, "invalid", "list of numbers"),
         ({"step_time_s": 1, "peak_memory": 2}, "invalid", "unknown key 'peak_memory'; known: step_time_s"),
-        ({"step_time_s": 1, "peak_memory_bytes": -2}, "invalid", "peaks of [-2.0] bytes"),
+        ({"step_time_s": 1, "peak_memory_bytes": -2}, "invalid", "peaks of [-2] bytes"),
         ({"state": "oom", "error": "device 3 is full"}, "oom", "the worker reports oom: device 3 is full"),
         ({"state": "failed", "error": "OOM!"}, "failed", "the worker reports failed: OOM!"),
         ({"state": "fine"}, "invalid", "'fine' is none of ok, oom, failed"),
