@@ -142,7 +142,8 @@ def read_parquet(path: Path) -> list[Row]:
     from pyarrow import parquet
 
     try:
-        table = parquet.read_table(path)
+        # Given a path, pyarrow opens it twice, and a search may have replaced the file in between.
+        table = parquet.read_table(pyarrow.BufferReader(path.read_bytes()))
         if (problem := _header_problem(table.column_names)) is not None:
             raise UserError(f"{path} is not a results table of this version: {problem}")
         records = table.to_pylist()

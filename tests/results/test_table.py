@@ -188,7 +188,7 @@ def test_damaged_value_is_told_by_its_line_and_column(tmp_path: Path, column: st
         ("is_best", "yes", "must be true or false, not 'yes'"),
         ("reason", 5, "must be a text, not 5"),
         ("layer_split", ["a"], r"must be a list of whole numbers, not \['a'\]"),
-        ("layer_split", [2, 2, 2], "pp x stages_per_device = 2 stages"),
+        ("layer_split", [2, 2, 2], "must list the layers of pp x stages_per_device = 2 stages"),
     ],
 )
 def test_parquet_is_checked_as_the_csv_is(tmp_path: Path, column: str, value: object, why: str) -> None:
