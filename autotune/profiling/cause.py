@@ -44,8 +44,8 @@ class _Trial:
 
     def who(self, rank: int) -> str:
         """`rank 3`, and its node if there are several."""
-        node = self.nodes.get(rank)
-        return f"rank {rank}" if node is None else f"rank {rank} on node {node.name}"
+        node, name = self.nodes.get(rank), "the worker" if rank <= MAIN else f"rank {rank}"
+        return name if node is None else f"{name} on node {node.name}"
 
     def at(self, rank: int, time: float) -> float:
         """By the tuner's clock."""
@@ -118,7 +118,7 @@ def _ended_by_us(end: RankExit, trial: _Trial) -> bool:
 
 
 def _reported(trial: _Trial, failure: RankFailure) -> tuple[State, str]:
-    who = "the worker" if failure.rank == MAIN else trial.who(failure.rank)
+    who = trial.who(failure.rank)
     detail = last_of(failure.error) or last_lines(trial.folder / f"rank-{max(0, failure.rank)}.log")
     if failure.state == "oom":
         device = f" on {failure.device}" if failure.device else ""
@@ -161,7 +161,8 @@ def _with_lines(trial: _Trial, text: str) -> str:
 
 def _with_places(trial: _Trial, text: str) -> str:
     """Where the ranks stood when they were ended, if their stacks were saved."""
-    names = [f"rank-{rank}" for rank in range(trial.request.plan.devices)] + ["main"]
+    names = [f"rank-{rank}" for rank in range(trial.request.plan.devices)]
+    names += ["main", *sorted(path.stem for path in trial.folder.glob("main-*.stacks"))]
     places = [(name, place) for name in names if (place := where_it_stands(trial.folder, name)) is not None]
     if not places:
         return text

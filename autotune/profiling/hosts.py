@@ -55,7 +55,7 @@ class Hosts:
                 raise UserError(f"--hosts: {name} is there {self.names.count(name)} times; every node is named once")
         if not any("{host}" in word for word in self.remote_shell):
             raise UserError(f"--remote-shell {shlex.join(self.remote_shell)!r} lacks {{host}}, the name of the node")
-        if len(self.names) > 1 and self.head in _OWN_NAMES:
+        if self.head in _OWN_NAMES and not all(name.startswith("127.") for name in self.names[1:]):
             raise UserError(
                 f"--hosts: the other nodes can't reach the first one as {self.head}; name it as they do, or give that "
                 "name by --rdzv-host"

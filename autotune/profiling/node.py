@@ -124,7 +124,10 @@ def _run(node: int, header: dict[str, Any], head: _Head) -> None:
     head.tell("ready", host=socket.gethostname(), port=free_port() if node == 0 else None)
     if (start := head.wait_for("start")) is None:
         return
-    ranks, folder = {f"rank-{rank}" for rank in header["ranks"][node]} | {"main"}, header["folder"]
+    ranks, folder = (
+        {f"rank-{rank}" for rank in header["ranks"][node]} | {f"main-{node}" if node else "main"},
+        header["folder"],
+    )
     names, texts = zip(*os.environ.items(), strict=True)
     environ = dict(zip(names, fill_tokens(texts, node, start["port"]), strict=True))
     command = fill_tokens(header["command"], node, start["port"])

@@ -128,9 +128,7 @@ def _ask(
             clients = start_clients(hosts, indexes, environ, Path(logs), events)
             for client in clients:
                 client.begin(header_of(hosts, environ, mode) | values)
-            while len(answers) < len(states) or (
-                needs_clock and any(state.beats < 2 for state in states.values())
-            ):
+            while len(answers) < len(states) or (needs_clock and any(state.beats < 2 for state in states.values())):
                 _take(events, states, answers, event, max(0.0, deadline - time.monotonic()))
         except OSError as error:
             raise UserError(f"cannot start {error.filename!r} to reach the nodes: {error.strerror}") from None

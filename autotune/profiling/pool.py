@@ -131,7 +131,7 @@ class RankPool:
 
     def _hand_over_logs(self, folder: Path) -> None:
         """Put what tells of the launch's end beside the trial it failed in."""
-        for path in chain(*map(self._inbox.glob, ("launcher.log", "rank-*", "main.*", "node-*.log", NODES_FILE))):
+        for path in chain(*map(self._inbox.glob, ("launcher.log", "rank-*", "main*", "node-*.log", NODES_FILE))):
             target = folder / path.name
             if not target.exists():
                 with contextlib.suppress(OSError):

@@ -27,13 +27,22 @@ _PR_SET_PDEATHSIG = 1
 _HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_hooks")
 
 
-def main(folder: str, command: list[str], cwd: str | None = None, hooks: bool = True, first_rank: int = 0) -> int:
+def main(
+    folder: str,
+    command: list[str],
+    cwd: str | None = None,
+    hooks: bool = True,
+    node: int = 0,
+    devices_per_node: int = 1,
+) -> int:
     """Run `command` as the rank that the environment names; its exit code, or 128 + the signal that ended it.
 
     Args:
-        first_rank: stands for a command that has no rank, because it starts its own.
+        node: that the command starts the ranks of, if it has none itself; their first one stands for it.
     """
-    rank = os.environ.get("RANK", str(first_rank))
+    rank = os.environ.get("RANK", str(node * devices_per_node))
+    if node:
+        os.environ["AUTOTUNE_MAIN"] = f"main-{node}"
     _die_with_parent(os.getppid())
     log = os.open(os.path.join(folder, f"rank-{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
@@ -100,16 +109,16 @@ def _write(path: str, values: dict[str, object]) -> None:
 
 def _parse(arguments: list[str]) -> int:
     """`main` with what the command line says."""
-    cwd, hooks, first_rank = None, True, 0
+    cwd, hooks, node, devices = None, True, 0, 1
     while arguments[0].startswith("--"):
         option = arguments.pop(0)
         if option == "--cwd":
             cwd = arguments.pop(0)
         elif option == "--node":
-            first_rank = int(arguments.pop(0)) * int(arguments.pop(0))
+            node, devices = int(arguments.pop(0)), int(arguments.pop(0))
         else:
             hooks = False
-    return main(arguments[0], arguments[1:], cwd, hooks, first_rank)
+    return main(arguments[0], arguments[1:], cwd, hooks, node, devices)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ RESULT_FILE = "result.json"
 """The one result of a worker whose ranks write no reports."""
 
 MAIN = -1
-"""Rank of a process that has none, such as a launcher or a worker that starts its own ranks."""
+"""Rank of a process that has none, such as a launcher or a worker that starts its own ranks; MAIN - i on node i."""
 
 _TAIL_BYTES = 16384
 # What a rank's files may be unlike, if something else than our code wrote them.
@@ -82,7 +82,7 @@ class RankFailure:
 
 def drop_results(folder: Path) -> None:
     """Delete what an earlier launch wrote, so that nothing of it passes for this one's. Raises OSError."""
-    for pattern in ("rank-*", "main.*", "node-*.log", NODES_FILE, "launcher.log", RESULT_FILE):
+    for pattern in ("rank-*", "main*", "node-*.log", NODES_FILE, "launcher.log", RESULT_FILE):
         for path in folder.glob(pattern):
             if path.is_symlink() or not path.is_dir():
                 path.unlink()
@@ -116,11 +116,11 @@ def read_failures(folder: Path, reports: dict[int, RankReport]) -> list[RankFail
         for rank, report in reports.items()
         if report.state != "ok"
     }
-    for path in [*folder.glob("rank-*.failure.json"), *folder.glob("main.failure.json")]:
+    for path in [*folder.glob("rank-*.failure.json"), *folder.glob("main*.failure.json")]:
         with contextlib.suppress(*_DAMAGED):
             values = read_object(path)
-            name = path.name.removesuffix(".failure.json")
-            rank = MAIN if name == "main" else int(name.removeprefix("rank-"))
+            kind, _, number = path.name.removesuffix(".failure.json").partition("-")
+            rank = MAIN - int(number or 0) if kind == "main" else int(number)
             state, error, device = (str(values[key]) for key in ("state", "error", "device"))
             at = float(values["failed_at"])
             if math.isfinite(at):
@@ -132,9 +132,9 @@ def read_nodes(folder: Path) -> dict[int, RankNode]:
     """Where every rank ran; empty if all ran on the tuner's machine."""
     nodes: dict[int, RankNode] = {}
     with contextlib.suppress(*_DAMAGED):
-        for values in read_json(folder / NODES_FILE):
+        for index, values in enumerate(read_json(folder / NODES_FILE)):
             node = RankNode(values["name"], float(values["clock_offset_s"]))
-            nodes |= {int(rank): node for rank in values["ranks"]}
+            nodes |= {int(rank): node for rank in (MAIN - index, *values["ranks"])}
     return nodes
 
 

@@ -95,7 +95,7 @@ def _rank_processes(folder: str, is_ours: Callable[[str], bool]) -> dict[str, ps
     """The Python process of every rank, if it is below this process: a pid in a file proves nothing."""
     ours = {process.pid: process for process in descendants()}
     found = {}
-    for path in sorted([*Path(folder).glob("rank-*.pid"), *Path(folder).glob("main.pid")]):
+    for path in sorted([*Path(folder).glob("rank-*.pid"), *Path(folder).glob("main*.pid")]):
         if not is_ours(path.stem):
             continue
         with contextlib.suppress(OSError, ValueError):

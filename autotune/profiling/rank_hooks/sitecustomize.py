@@ -8,7 +8,8 @@ RANK are its helpers) gets
 * `rank-N.stacks`, the stacks of its threads, whenever it gets SIGUSR2: the supervisor asks before it ends a rank that
   hangs. `rank-N.pid` says whom to ask.
 
-A process without a RANK, such as a launcher, is `main`. Nothing here may disturb the worker.
+A process without a RANK, such as a launcher, is `main`, on other nodes `main-1` and so on. Nothing here may disturb the
+worker.
 """
 
 import contextlib
@@ -33,7 +34,8 @@ def _install() -> None:
     folder, rank = os.environ.get("AUTOTUNE_RANK_FOLDER"), os.environ.get("RANK", "")
     if not folder:
         return
-    base = os.path.join(folder, f"rank-{int(rank)}" if rank.isdigit() else "main")
+    main = os.environ.get("AUTOTUNE_MAIN", "main")
+    base = os.path.join(folder, f"rank-{int(rank)}" if rank.isdigit() else main)
     try:
         claim = os.open(f"{base}.pid", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     except OSError:  # the rank has its process already, or the folder is gone
