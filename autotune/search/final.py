@@ -101,6 +101,8 @@ def hold_final(
     by_fingerprint = {row.fingerprint: row for row in rows}
     if (upcoming := final.upcoming()) is not None:
         observer.note(_begins(final))
+    elif final != so_far:  # another number of plans was asked for, which are the same ones
+        keep(final)
     while upcoming is not None:
         if spent := budget_spent(final):
             begun = f"the final was cut short after {final.rounds} complete rounds" if final.launches else "no final"
@@ -116,8 +118,6 @@ def hold_final(
         keep(final)
         observer.note(f"final, round {number}: {row.describe()}: {_told(launch)}")
         upcoming = final.upcoming()
-    if final != so_far:
-        keep(final)
     return Held(final)
 
 

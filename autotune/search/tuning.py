@@ -242,6 +242,7 @@ class Tuning:
         with table_lock(self.book.folder.path) as held:
             try:
                 self._sync()
+                self.book.final = stored_final(self.store)
             except UserError:
                 if not at_last:
                     raise
@@ -272,7 +273,8 @@ class Tuning:
         runner = PlanRunner(self.space, replace(self.options, isolation="trial"), logs, owner_mark(self.store.study_id))
 
         def measure(trial: int, number: int, plan: Plan) -> TrialOutcome | None:
-            return runner.evaluate_in(final_folder(logs, trial, number), trial, plan, lambda: bool(self.interrupt))
+            where = final_folder(logs, trial, number)
+            return runner.evaluate_in(where, trial, plan, lambda: bool(self.interrupt) or self.store.lost)
 
         def keep(final: Final) -> None:
             self.store.save_final(final.to_dict())

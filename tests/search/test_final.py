@@ -1,0 +1,203 @@
+"""The final on the real command line: launches in turns, numbers of its own, and nothing lost when it is cut short."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from typing import Any
+
+import psutil
+import pytest
+from conftest import FAKE, Bench, wait_until
+
+from autotune.results.columns import Row
+from autotune.results.compare import compare
+from autotune.results.final import Final
+from autotune.results.measurement import Measurement, TrialOutcome
+from autotune.results.rows import row_of
+from autotune.search.final import Held, hold_final
+from autotune.search.observer import Silent
+from autotune.space.plan import Plan
+from autotune.space.space import Space, load_space
+
+FAMILIES = ("1f1b", "interleaved-1f1b", "zb-h1")
+
+
+@pytest.fixture
+def three(bench: Bench) -> Bench:
+    """A space of one plan each of three schedules."""
+    bench.edit_space("pp: [1, 2, 4]", "pp: [2]")
+    bench.edit_space("tp: [1, 3]", "tp: [1]")
+    bench.edit_space("interleaved-1f1b, zb-h1, v-min", "interleaved-1f1b, zb-h1")
+    return bench
+
+
+def times(**step_s: Any) -> list[dict[str, Any]]:
+    """Rules: the step time of each schedule, one for every launch or a list of them."""
+    return [
+        {"when": {"schedule": schedule.replace("_", "-").removeprefix("s-")}, "do": "succeed", "step_s": one}
+        for schedule, one in step_s.items()
+    ]
+
+
+def launched(bench: Bench) -> list[str]:
+    return [json.loads(plan)["schedule"] for plan in bench.launches()]
+
+
+def final(bench: Bench) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((bench.study / "final.json").read_text())
+    return told
+
+
+def test_the_final_decides_in_turns_and_is_not_held_twice(three: Bench) -> None:
+    # zb-h1 wins the search by one lucky launch; in truth interleaved is 1.25 times as fast as 1f1b, zb-h1 is not.
+    three.tell_worker(
+        *times(
+            s_1f1b=[0.20, 0.200, 0.202, 0.201],
+            interleaved_1f1b=[0.16, 0.160, 0.161, 0.162],
+            zb_h1=[0.10, 0.210, 0.209, 0.211],
+        )
+    )
+    done = three.search("--final", "3")
+    assert done.returncode == 0, done.stderr
+    assert launched(three)[:2] == ["1f1b", "interleaved-1f1b"]
+    assert launched(three)[3:] == ["zb-h1", "interleaved-1f1b", "1f1b"] * 3
+    assert "best: pp2 tp1 dp2 mbs2 m4 interleaved-1f1b" in done.stdout
+    said = re.search(r"(\S+)x \((\S+) to (\S+)\) over 1F1B: pp2 tp1 dp2 mbs2 m4 interleaved-1f1b", done.stdout)
+    assert said is not None
+    ratio, low, high = map(float, said.groups())
+    assert 1.1 < low <= ratio <= high < 1.4
+    assert low <= 1.25 <= high
+    best = json.loads((three.study / "best.json").read_text())
+    assert best["plan"]["schedule"] == "interleaved-1f1b"
+    assert [row["schedule"] for row in three.table() if row["is_best"] == "true"] == ["interleaved-1f1b"]
+    assert len(final(three)["launches"]) == 9
+    compared = three.run("compare", str(three.study))
+    assert "over 1F1B" in compared.stdout
+    assert "95 % interval" in compared.stdout
+    told = json.loads(three.run("compare", str(three.study), "--json").stdout)
+    assert len(told["final"]["launches"]) == 9
+    assert told["baseline"]["ratio_low"] <= 1.25 <= told["baseline"]["ratio_high"]
+    shown = three.run("results", str(three.study)).stdout
+    assert "final, step time of each round:" in shown
+    exported = three.run("export", str(three.study), "--to", "torchrun", "--out", "job")
+    assert "interleaved-1f1b" in exported.stdout
+    again = three.search("--final", "3", "--resume")
+    assert "over 1F1B: pp2 tp1 dp2 mbs2 m4 interleaved-1f1b" in again.stdout
+    assert len(three.launches()) == 12
+
+
+def test_equal_plans_are_no_gain_and_trials_that_change_the_top_ask_for_another_final(three: Bench) -> None:
+    three.edit_space("interleaved-1f1b, zb-h1", "zb-h1, zb-h2")
+    wobble = [0.2, 0.2, 0.201, 0.202, 0.2, 0.201, 0.202, 0.2]
+    three.tell_worker(*times(s_1f1b=wobble, zb_h1=[0.19, *reversed(wobble)], zb_h2=0.1))
+    done = three.search("--final", "3", "--final-rounds", "3", "--trials", "2")
+    assert "no significant gain over 1F1B (0.9" in done.stdout
+    assert len(three.launches()) == 2 + 6
+    shown = three.search("--resume", "--trials", "3")
+    assert "the final was between other plans than those that lead now" in three.run("compare", str(three.study)).stdout
+    assert "best: pp2 tp1 dp2 mbs2 m4 zb-h2" in shown.stdout
+    done = three.search("--final", "3", "--final-rounds", "3", "--resume")
+    assert launched(three)[8:] == ["zb-h2", *["zb-h2", "zb-h1", "1f1b"] * 3]
+    assert "x (" in done.stdout
+    assert "over 1F1B: pp2 tp1 dp2 mbs2 m4 zb-h2" in done.stdout
+    assert final(three)["earlier_s"] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_final_cut_short_is_finished_by_resume(three: Bench, number: int) -> None:
+    slow_at = {"when": {"schedule": "zb-h1", "launch": 3}, "do": "sleep"}
+    three.tell_worker(slow_at, *times(s_1f1b=0.2, interleaved_1f1b=0.18, zb_h1=0.1))
+    tuner = three.start("--final", "1")
+    wait_until(lambda: len(three.launches()) == 3 + 3 + 1, limit_s=60)
+    os.kill(tuner.pid, number)
+    out, err = tuner.communicate(timeout=30)
+    assert "Traceback" not in err
+    assert len(final(three)["launches"]) == 3
+    wait_until(lambda: not _workers(three), limit_s=10)
+    if number == signal.SIGINT:
+        assert tuner.returncode == 130
+        assert "the final was interrupted after 1 complete rounds; --resume goes on with it" in out
+        assert "cut short after 1 rounds" in three.run("compare", str(three.study)).stdout
+    three.tell_worker(*times(s_1f1b=0.2, interleaved_1f1b=0.18, zb_h1=0.1))
+    done = three.search("--final", "1", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert launched(three)[7:] == ["zb-h1", "interleaved-1f1b", "1f1b"] * 2
+    assert [launch["round"] for launch in final(three)["launches"]] == [1] * 3 + [2] * 3 + [3] * 3
+    assert "over 1F1B" in done.stdout
+
+
+def _workers(bench: Bench) -> list[int]:
+    lines = {process.pid: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
+    return [pid for pid, line in lines.items() if str(FAKE) in line and any(str(bench.path) in word for word in line)]
+
+
+def test_plan_that_fails_in_the_final_is_not_the_best(three: Bench) -> None:
+    over = {"when": {"schedule": "zb-h1", "launch": 2}, "do": "succeed", "step_s": 0.1, "peak": 2 << 20}
+    three.tell_worker(over, *times(s_1f1b=0.2, interleaved_1f1b=0.18, zb_h1=0.1))
+    done = three.search("--final", "2")
+    assert done.returncode == 0, done.stderr
+    assert launched(three)[3:] == ["zb-h1", *["interleaved-1f1b", "1f1b"] * 3]
+    assert "oom: rank 3 peaked at" in done.stderr + done.stdout
+    assert "it falls out of the final" in done.stderr + done.stdout
+    assert "best: pp2 tp1 dp2 mbs2 m4 interleaved-1f1b" in done.stdout
+    assert "(fell out: oom: rank" in three.run("results", str(three.study)).stdout
+
+
+def test_the_final_ends_when_the_study_s_time_is_spent_and_goes_on_when_there_is_more(bench: Bench) -> None:
+    space = load_space(bench.path / "tiny.yaml")
+    plans = {space.fingerprint(plan): plan for plan in space.plans()}
+    rows = [_measured(number, *pair, space) for number, pair in enumerate(plans.items())]
+    seconds_a_launch = 10.0
+    kept: list[Final] = []
+
+    def measure(trial: int, number: int, plan: Plan) -> TrialOutcome:
+        return TrialOutcome("ok", "", _measurement(0.1 + 0.01 * trial), "2026-01-01T00:00:00+00:00", seconds_a_launch)
+
+    def held(limit_s: float, so_far: Final | None) -> Held:
+        def spent(final: Final) -> str:
+            return f"the time of {limit_s:g} s is spent" if final.spent_s >= limit_s else ""
+
+        return hold_final(rows, plans, 1, 3, so_far, measure, kept.append, spent, Silent())
+
+    assert held(0.0, None) == Held(None, remark="no final: the time of 0 s is spent")
+    cut = held(40.0, None)
+    assert cut.remark == "the final was cut short after 2 complete rounds: the time of 40 s is spent"
+    assert cut.final is not None
+    assert cut.final == kept[-1]
+    assert (len(kept), cut.final.decides) == (4, False)
+    assert "cut short after 2 rounds" in compare(rows, cut.final).sentences()[-1]
+    whole = held(1000.0, cut.final)
+    assert whole.remark == ""
+    assert whole.final is not None
+    assert (len(kept), whole.final.spent_s, whole.final.decides) == (6, 60.0, True)
+    assert held(1000.0, whole.final) == whole
+    assert len(kept) == 6
+    assert hold_final(rows[:1], plans, 1, 3, None, measure, kept.append, lambda final: "", Silent()).remark == (
+        "no final: only one plan ran within its limits"
+    )
+
+
+def _measurement(step_s: float) -> Measurement:
+    return Measurement("wall", step_s, step_s, step_s, 0.0, step_s, None, None, None, "", "")
+
+
+def _measured(trial: int, fingerprint: str, plan: Plan, space: Space) -> Row:
+    outcome = TrialOutcome("ok", "", _measurement(0.1 + 0.01 * trial), "2026-01-01T00:00:00+00:00", 1.0)
+    return row_of(trial, plan, fingerprint, outcome, space.model, space.training)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--final", "-1"], "--final"),
+        (["--final-rounds", "2"], "--final-rounds"),
+        (["--final", "2", "--fidelity", "predict"], "--final"),
+    ],
+)
+def test_a_final_that_makes_no_sense_is_refused(bench: Bench, arguments: list[str], said: str) -> None:
+    done = bench.search(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
