@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ import typer
 
 from autotune.cli_schedule_best import best
 from autotune.cli_schedule_limits import check_drawing, check_limit, check_size, check_times, parse_pass_times
+from autotune.cli_schedule_output import Format, check_file, choose_format, emit
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,16 +26,6 @@ schedule_app = typer.Typer(
     rich_markup_mode=None,
 )
 schedule_app.command("best")(best)
-
-
-class Format(StrEnum):
-    """How `schedule show` prints a schedule."""
-
-    text = "text"
-    json = "json"
-    svg = "svg"
-    csv = "csv"
-    chrome = "chrome"
 
 
 @schedule_app.command("list")
@@ -66,7 +56,9 @@ def show_schedule(
     memory_limit: Annotated[
         float | None, typer.Option(help="Most microbatches a device may hold; for zb, zb-1p and zb-2p.")
     ] = None,
-    output: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.text,
+    output: Annotated[
+        Format | None, typer.Option("--format", help="What to print. Default: by the ending of --out, else text.")
+    ] = None,
     anatomy: Annotated[
         bool, typer.Option("--anatomy", help="svg: building block, repeated block and final schedule, with memory.")
     ] = False,
@@ -80,6 +72,11 @@ def show_schedule(
     from autotune.schedules.simulate import simulate
 
     kind = find(name)
+    chosen = choose_format(output, out)
+    for option, given in (("--anatomy", anatomy), ("--memory", memory)):
+        if given and chosen is not Format.svg:
+            raise UserError(f"{option} is drawn into an svg, not {chosen.value}: add --format svg or --out FILE.svg")
+    check_file(out)
     forward, backward, weight = parse_pass_times(pass_times)
     if devices < 1:
         raise UserError(f"--devices must be at least 1, not {devices}")
@@ -92,7 +89,7 @@ def show_schedule(
     check_size(devices, microbatches, stages, kind.split_backward)
     costs = PassCosts.uniform(make_placement(kind.placement, devices, stages), forward, backward, weight, comm)
     schedule = build(name, devices, microbatches, stages, memory_limit=memory_limit, costs=costs)
-    _emit(render(simulate(schedule, costs), output, anatomy=anatomy, memory=memory, to_file=out is not None), out)
+    emit(render(simulate(schedule, costs), chosen, anatomy=anatomy, memory=memory, to_file=out is not None), out)
 
 
 def render(timeline: Timeline, output: Format, *, anatomy: bool, memory: bool, to_file: bool) -> str:
@@ -133,18 +130,6 @@ def timeline_dict(timeline: Timeline) -> dict[str, object]:
         "peak_activation": list(timeline.peak_activation),
         "valid": not problems(timeline.schedule),
     }
-
-
-def _emit(text: str, out: Path | None) -> None:
-    if out is None:
-        typer.echo(text, nl=False)
-        return
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-    except OSError as error:
-        raise UserError(f"can't write {out}: {error.strerror or error}") from error
-    typer.echo(f"wrote {out}")
 
 
 def main() -> None:

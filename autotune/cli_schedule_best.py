@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli_schedule_limits import check_limit, check_size, check_times, parse_pass_times
+from autotune.cli_schedule_limits import check_limit, check_search, check_size, check_times, parse_pass_times
+from autotune.cli_schedule_output import Format, check_file, choose_format, emit
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,16 +27,6 @@ class PlacementName(StrEnum):
     linear = "linear"
     v = "v"
     loop = "loop"
-
-
-class BestFormat(StrEnum):
-    """How `schedule best` prints its result."""
-
-    text = "text"
-    json = "json"
-    svg = "svg"
-    csv = "csv"
-    chrome = "chrome"
 
 
 def best(
@@ -73,20 +64,27 @@ def best(
     prove: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Then solve exactly for so long; small cases only.")
     ] = None,
-    output: Annotated[BestFormat, typer.Option("--format", help="What to print.")] = BestFormat.text,
+    output: Annotated[
+        Format | None, typer.Option("--format", help="What to print. Default: by the ending of --out, else text.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
 ) -> None:
     """Find the fastest schedule for real costs within a memory limit, over placements, and say which and why."""
     from autotune.schedules.engine import FULL, QUICK, best_schedule, memory_front, smallest_memory
     from autotune.schedules.engine.best import MAX_STAGES_PER_DEVICE
 
+    if front and slowdown is not None:
+        raise UserError("--front and --slowdown exclude each other")
+    if front and prove is not None:
+        raise UserError("--prove works on one schedule, not on a --front")
+    chosen = choose_format(output, out, FRONT_FORMATS if front else Format)
+    check_file(out)
+    check_search(stages_per_device, slowdown, prove)
     stages = MAX_STAGES_PER_DEVICE if placement is None else {"linear": 1, "v": 2}.get(placement, MAX_STAGES_PER_DEVICE)
     check_size(devices, microbatches, stages if stages_per_device is None else stages_per_device, not fused)
     source, file_limit = _costs(devices, pass_times, comm, costs, balance)
     limit = file_limit if memory_limit is None else _parse_limit(memory_limit)
     check_limit(limit)
-    if front and slowdown is not None:
-        raise UserError("--front and --slowdown exclude each other")
     common = {
         "placement": None if placement is None else placement.value,
         "stages_per_device": stages_per_device,
@@ -97,9 +95,7 @@ def best(
     if front:
         if isinstance(limit, tuple):
             raise UserError("--front takes one limit for all devices, not a list")
-        if prove is not None:
-            raise UserError("--prove works on one schedule, not on a --front")
-        _emit(_front_text(memory_front(devices, microbatches, source, limit, **common), output), out)  # type: ignore[arg-type]
+        emit(_front_text(memory_front(devices, microbatches, source, limit, **common), chosen), out)  # type: ignore[arg-type]
         return
     if slowdown is not None:
         if limit is not None:
@@ -110,7 +106,7 @@ def best(
     proof = None
     if prove is not None:
         found, proof = _prove(found, prove, fused)
-    _emit(_best_text(found, proof, output, to_file=out is not None), out)
+    emit(_best_text(found, proof, chosen, to_file=out is not None), out)
 
 
 def _costs(
@@ -187,13 +183,13 @@ def best_dict(found: BestSchedule, proof: Proof | None = None) -> dict[str, obje
     return values
 
 
-def _best_text(found: BestSchedule, proof: Proof | None, output: BestFormat, *, to_file: bool) -> str:
-    from autotune.cli_schedule import Format, render
+def _best_text(found: BestSchedule, proof: Proof | None, output: Format, *, to_file: bool) -> str:
+    from autotune.cli_schedule import render
 
-    if output is BestFormat.json:
+    if output is Format.json:
         return json.dumps(best_dict(found, proof)) + "\n"
-    drawn = render(found.timeline, Format(output.value), anatomy=False, memory=False, to_file=to_file)
-    if output is not BestFormat.text:
+    drawn = render(found.timeline, output, anatomy=False, memory=False, to_file=to_file)
+    if output is not Format.text:
         return drawn
     lines = [
         drawn.rstrip("\n"),
@@ -215,11 +211,12 @@ def _best_text(found: BestSchedule, proof: Proof | None, output: BestFormat, *, 
     return "\n".join(lines) + "\n"
 
 
-def _front_text(front: list[BestSchedule], output: BestFormat) -> str:
-    if output is BestFormat.json:
+FRONT_FORMATS = (Format.text, Format.json, Format.csv)
+
+
+def _front_text(front: list[BestSchedule], output: Format) -> str:
+    if output is Format.json:
         return json.dumps([best_dict(entry) for entry in front]) + "\n"
-    if output not in (BestFormat.text, BestFormat.csv):
-        raise UserError(f"--front prints text, csv or json, not {output.value}")
     rows = [("limit", "peak", "makespan", "bubble", "gap", "placement")]
     for entry in front:
         peak = max(entry.timeline.peak_activation)
@@ -233,7 +230,7 @@ def _front_text(front: list[BestSchedule], output: BestFormat) -> str:
                 entry.chosen.describe(),
             )
         )
-    if output is BestFormat.csv:
+    if output is Format.csv:
         import csv
         import io
 
@@ -244,9 +241,3 @@ def _front_text(front: list[BestSchedule], output: BestFormat) -> str:
     return "".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in rows
     )
-
-
-def _emit(text: str, out: Path | None) -> None:
-    from autotune.cli_schedule import _emit as emit
-
-    emit(text, out)

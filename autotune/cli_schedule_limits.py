@@ -17,6 +17,7 @@ __all__ = [
     "SMALLEST_TIME",
     "check_drawing",
     "check_limit",
+    "check_search",
     "check_size",
     "check_times",
     "parse_pass_times",
@@ -84,6 +85,23 @@ def check_limit(limit: float | tuple[float, ...] | None) -> None:
     for value in () if limit is None else limit if isinstance(limit, tuple) else (limit,):
         if not 0 < value < float("inf"):
             raise UserError(f"--memory-limit must be a number above 0 (leave it out for no limit), not {value:g}")
+
+
+def check_search(stages_per_device: int | None, slowdown: float | None, prove: float | None) -> None:
+    """Refuse what no search of `schedule best` can be told.
+
+    Args:
+        slowdown: in percent, as it is given.
+
+    Raises:
+        UserError: no stage per device, a slowdown below 0, or no time to prove in.
+    """
+    if stages_per_device is not None and stages_per_device < 1:
+        raise UserError(f"--stages-per-device must be at least 1, not {stages_per_device}")
+    if slowdown is not None and not 0 <= slowdown < float("inf"):
+        raise UserError(f"--slowdown must be 0 or more percent (5 for 5 %), not {slowdown:g}")
+    if prove is not None and not 0 < prove < float("inf"):
+        raise UserError(f"--prove must be a number of seconds above 0, not {prove:g}")
 
 
 def check_size(devices: int, microbatches: int, stages_per_device: int, split_backward: bool = True) -> None:

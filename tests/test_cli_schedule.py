@@ -172,11 +172,79 @@ def test_text_folds_into_bands_of_the_terminals_width() -> None:
 
 
 def test_out_writes_a_file(tmp_path: Path) -> None:
-    target = tmp_path / "new" / "picture.svg"
+    target = tmp_path / "picture.svg"
     assert show("1f1b", "--format", "svg", "--out", str(target)) == f"wrote {target}\n"
     ET.parse(target)
-    with pytest.raises(UserError, match="can't write"):
-        run("show", "1f1b", "--devices", "2", "--microbatches", "2", "--out", str(tmp_path))
+
+
+@pytest.mark.parametrize("command", [("show", "v-half"), ("best", "--quick")], ids=["show", "best"])
+def test_the_ending_of_the_file_names_the_format(command: tuple[str, ...], tmp_path: Path) -> None:
+    common = (*command, "--devices", "2", "--microbatches", "2")
+    written = {}
+    for ending in ("svg", "json", "csv", "txt"):
+        target = tmp_path / f"schedule.{ending}"
+        assert run(*common, "--out", str(target)).exit_code == 0
+        written[ending] = target.read_text()
+    ET.fromstring(written["svg"])
+    assert json.loads(written["json"])["devices"] == 2
+    assert "0F0" in next(csv.reader(io.StringIO(written["csv"])))
+    assert "bubble rate" in written["txt"]
+    trace = tmp_path / "trace.json"
+    run(*common, "--format", "chrome", "--out", str(trace))
+    assert "traceEvents" in json.loads(trace.read_text())
+    bare = tmp_path / "schedule"
+    run(*common, "--out", str(bare))
+    assert bare.read_text() == written["txt"]
+
+
+@pytest.mark.parametrize("command", [("show", "v-half"), ("best",)], ids=["show", "best"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--out", "DIR/x.png"), "no format is known by the ending '.png'"),
+        (("--out", "DIR/x.svg", "--format", "json"), "contradict each other: .svg is svg"),
+        (("--out", "DIR/x.json", "--format", "csv"), "contradict each other: .json is json"),
+        (("--out", "DIR/new/x.svg"), "there is no folder"),
+        (("--out", "DIR"), "it is a folder"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_worked_out(
+    command: tuple[str, ...], options: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    given = [option.replace("DIR", str(tmp_path)) for option in options]
+    with pytest.raises(UserError, match=message):
+        run(*command, "--devices", "8", "--microbatches", "64", *given)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--anatomy", "--memory"])
+def test_what_is_drawn_into_a_picture_is_refused_in_any_other_format(option: str, tmp_path: Path) -> None:
+    common = ("show", "v-half", "--devices", "2", "--microbatches", "2", option)
+    with pytest.raises(UserError, match=f"{option} is drawn into an svg, not text"):
+        run(*common)
+    with pytest.raises(UserError, match="not json"):
+        run(*common, "--out", str(tmp_path / "x.json"))
+    run(*common, "--out", str(tmp_path / "x.svg"))
+    assert list(ET.parse(tmp_path / "x.svg").iter(f"{SVG}polygon"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--slowdown", "-5"), "--slowdown must be 0 or more percent (5 for 5 %), not -5"),
+        (("--slowdown", "nan"), "not nan"),
+        (("--slowdown", "inf"), "not inf"),
+        (("--prove", "0"), "--prove must be a number of seconds above 0, not 0"),
+        (("--prove", "nan"), "not nan"),
+        (("--stages-per-device", "0"), "--stages-per-device must be at least 1, not 0"),
+        (("--memory-limit", "1,-2"), "--memory-limit must be a number above 0 (leave it out for no limit), not -2"),
+        (("--front", "--format", "svg"), "this can be printed as text, json, csv, not svg"),
+        (("--front", "--prove", "1"), "--prove works on one schedule"),
+    ],
+)
+def test_mistakes_about_a_search_are_named_as_they_were_given(options: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        run("best", "--devices", "2", "--microbatches", "2", *options)
 
 
 @pytest.mark.parametrize(

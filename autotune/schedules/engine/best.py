@@ -272,12 +272,12 @@ class _Pipeline:
         if isinstance(limit, tuple):
             least = min((problem.smallest_caps() for problem in self.cuts), key=max)
             raise UserError(
-                f"no schedule stays within the activation limits {list(limit)}: the smallest feasible ones are "
+                f"no schedule stays within the memory limits {list(limit)}: the smallest feasible ones are "
                 f"{[_shown(need) for need in least]} (one microbatch at a time)"
             )
         smallest = min(max(problem.smallest_caps()) for problem in self.cuts)
         raise UserError(
-            f"no schedule stays within an activation limit of {limit}: the smallest feasible one is "
+            f"no schedule stays within a memory limit of {limit}: the smallest feasible one is "
             f"{_shown(smallest)} (one microbatch at a time)"
         )
 
@@ -328,11 +328,11 @@ def _frozen(limit: Limit, devices: int) -> float | tuple[float, ...] | None:
         return None
     values = (float(limit),) if isinstance(limit, (int, float)) else tuple(float(value) for value in limit)
     if any(not value > 0 for value in values):
-        raise UserError(f"an activation limit must be above 0, not {limit}")
+        raise UserError(f"a memory limit must be above 0, not {limit}")
     if isinstance(limit, (int, float)):
         return values[0]
     if len(values) != devices:
-        raise UserError(f"activation limits are for {len(values)} devices, the pipeline has {devices}")
+        raise UserError(f"memory limits are for {len(values)} devices, the pipeline has {devices}")
     return values
 
 
