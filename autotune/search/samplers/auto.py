@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 # Standard deviations of the natural logarithm of measured over predicted: the scales that the cost model's errors have
 # (docs/cost-model.md). The mean is left open: a wrong figure of the device shifts all plans alike.
-_RATE_ERRORS = Scales(mean=3.0, field=0.04, parts=0.3, alike=0.03, own=0.025)
+_RATE_ERRORS = Scales(mean=3.0, field=0.06, parts=0.3, alike=0.03, own=0.025)
 _MEMORY_ERRORS = Scales(mean=0.1, field=0.02, parts=0.0, alike=0.02, own=0.02)
 # Of the logarithm of what was measured, where nothing is predicted.
 _RATES = Scales(mean=3.0, field=0.25, parts=0.0, alike=0.2, own=0.04)
@@ -33,7 +33,7 @@ _MEMORIES = Scales(mean=3.0, field=0.3, parts=0.0, alike=0.2, own=0.05)
 _FAILURES = Scales(mean=0.1, field=0.2, parts=0.0, alike=0.2, own=0.1)
 
 # A plan counts as able to win as long as its throughput may be this many standard deviations above its mean.
-_CONFIDENCE = 2.0
+_CONFIDENCE = 2.5
 # Fewer measurements don't tell how far the predictions of this software on this machine err.
 _LEAST_TO_STOP = 5
 # Plans less likely than this to fit in memory, or to run at all, come last.

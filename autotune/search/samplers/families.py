@@ -34,12 +34,12 @@ _FIELDS = (*_NAMED, *_ORDERED)
 _PER_DOUBLING = 0.5
 # Correlation of the shared effect, each field in which plans differ.
 _PER_FIELD = 0.6
-_DRAWS = 160
+_DRAWS = 96
 # Draws of the least weight together add nothing that is seen.
 _NEGLIGIBLE = 0.03
 _MOST_DRAWS = 10
 # Measurements that judge the draws; more, taken evenly, cost much and say the same.
-_MOST_WEIGHED = 120
+_MOST_WEIGHED = 80
 # Candidates a block: keeps the kernels of 10,000 plans against hundreds measured in little memory.
 _BLOCK = 2048
 
@@ -113,12 +113,11 @@ class Families:
     def _log_likelihoods(self, draws: Floats, prior: float, measured: Indices, y: Floats) -> Floats:
         """Logarithm of the marginal likelihood of `y` under each draw, up to a constant."""
         inner = self._kernels(measured, measured)
-        found = []
-        for draw in draws:
-            lower = np.linalg.cholesky(_covariance(draw, prior, inner))
-            scaled = np.linalg.solve(lower, y)
-            found.append(-0.5 * scaled @ scaled - np.log(np.diag(lower)).sum())
-        return np.array(found)
+        matrices = np.stack([_covariance(draw, prior, inner) for draw in draws])
+        lower = np.linalg.cholesky(matrices)
+        scaled = np.linalg.solve(lower, np.broadcast_to(y[:, None], (len(draws), len(y), 1)))[..., 0]
+        log_determinants = 2.0 * np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
+        return np.asarray(-0.5 * (np.sum(scaled**2, axis=1) + log_determinants))
 
     def _draws(self, scales: Scales) -> Floats:
         """Variances of the effects, (draws, kernels + 1): those of `_kernels`, and the plan's own last."""

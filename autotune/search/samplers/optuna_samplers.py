@@ -23,7 +23,7 @@ __all__ = ["Nsga2", "Tpe"]
 Direction = Literal["maximize", "minimize"]
 
 # A sampler that has seen most of what it likes repeats itself; after so many proposals the nearest plan left is taken.
-_ATTEMPTS = 32
+_ATTEMPTS = 16
 
 
 class _Mirrored(ABC):
