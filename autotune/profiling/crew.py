@@ -27,6 +27,7 @@ _START_LIMIT_S = 60.0
 """For a remote shell to connect and Python to load from a shared file system."""
 
 _STACKS_S = 4.0
+_SHORT_GRACE_S = 0.5
 _SWEEP_S = 5.0
 
 # A launcher that a signal killed is noticed a little after its ranks, which die with it, have cut off those elsewhere.
@@ -139,12 +140,14 @@ class Crew:
         """End the parts of all nodes, and what stayed behind of one whose supervisor didn't see to it."""
         self._is_ending = True
         for client in self._clients:
+            if all(self._is_silent(index) for index in client.nodes):
+                client.process.kill()  # it leads nowhere; the node ends by itself, for it hears nothing, too
             client.close()
         deadline = time.monotonic() + grace_s + 2.0
         while time.monotonic() < deadline and any(client.process.poll() is None for client in self._clients):
             time.sleep(0.02)
         self._listen()
-        end_descendants(grace_s)
+        end_descendants(_SHORT_GRACE_S)  # theirs is spent
         left = tuple(index for index, node in self._nodes.items() if node.is_ready and node.end is None)
         if left and MARKER in os.environ:
             _sweep(self._plan.hosts, left, Path(self._folder), os.environ[MARKER])
@@ -176,6 +179,10 @@ class Crew:
                 self._lose(index, f"could not be started within {_START_LIMIT_S:.0f} s", self._last_lines(index), None)
             elif node.is_ready and (silent_s := now - node.heard_at) > SILENCE_S:
                 self._lose(index, f"was lost: it has said nothing for {silent_s:.0f} s", "", node.heard_time)
+
+    def _is_silent(self, index: int) -> bool:
+        node = self._nodes[index]
+        return node.end is None and node.is_ready and time.monotonic() - node.heard_at > SILENCE_S
 
     def _hear(self, event: Event) -> None:
         if event.node is None:

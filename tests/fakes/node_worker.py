@@ -52,8 +52,14 @@ def fail_in_turn(number: int) -> None:
     fail(number)
 
 
-def killed(number: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def fail_after_kill(number: int) -> None:
+    """Number 0 fails as soon as number 1 is dead, as a rank does that has lost its peer."""
+    while number or not (FOLDER / "pid-1").exists():
+        time.sleep(0.02)
+    peer = int((FOLDER / "pid-1").read_text())
+    while os.path.exists(f"/proc/{peer}"):
+        time.sleep(0.005)
+    fail(number)
 
 
 def stop(number: int) -> None:
