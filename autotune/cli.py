@@ -16,6 +16,7 @@ from autotune import __version__, cli_calibrate, cli_predict, cli_search
 from autotune.cli_common import CTRL_C, EPILOG, NOTHING_FEASIBLE, USER_MISTAKE, Json, StudyDir, print_json
 from autotune.cli_schedule import schedule_app
 from autotune.errors import UserError
+from autotune.results.text import printable
 
 if TYPE_CHECKING:
     from autotune.results.columns import Row
@@ -201,7 +202,7 @@ def export(
     if as_json:
         print_json({"plan": row.to_dict(), "files": [str(path) for path in files]})
         return
-    typer.echo(f"{row.describe()} for {to.value}{_state_note(row)}:")
+    typer.echo(printable(f"{row.describe()} for {to.value}{_state_note(row)}:"))
     for path in files:
         typer.echo(f"  {path}")
 
@@ -240,7 +241,8 @@ def main() -> None:
 
 
 def _fail(text: str, code: int) -> int:
-    print(text, file=sys.stderr)
+    # It may quote a file, or what a worker wrote.
+    print(printable(text), file=sys.stderr)
     return code
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli_common import EPILOG, NOTHING_FEASIBLE, Json, SpaceFile, print_json
+from autotune.cli_figures import Assume, CalibratedBy, Stack, assumptions_of, figures_of
 from autotune.errors import UserError
+from autotune.results.text import printable
 
 if TYPE_CHECKING:
-    from autotune.cost.assumptions import Assumptions
-    from autotune.cost.devices import Machine
     from autotune.profiling.hosts import Hosts
     from autotune.results.columns import Row
     from autotune.search.options import SearchOptions, SearchResult
@@ -194,22 +194,9 @@ def search(
             show_default=False,
         ),
     ] = None,
-    stack: Annotated[
-        str | None,
-        typer.Option(help="Software that predictions are for: worker, worker-cuda, megatron, zero-bubble."),
-    ] = None,
-    assume: Annotated[
-        str,
-        typer.Option(metavar="NAME=VALUE;...", help="Assumptions of predictions to change; see docs/cost-model.md."),
-    ] = "",
-    calibrated_by: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Figures of the device for predictions: a file of `autotune calibrate`, or a study's folder, to whose "
-            "finished trials its efficiency is fitted. Default: those of the space's cluster.file, if it names one.",
-        ),
-    ] = None,
+    stack: Stack = None,
+    assume: Assume = "",
+    calibrated_by: CalibratedBy = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every legal plan and what the rules refuse; run nothing.")
     ] = False,
@@ -248,6 +235,7 @@ def search(
         return
     from autotune.search.options import SearchOptions
 
+    assumptions = assumptions_of(loaded, stack, assume, given)
     options = SearchOptions(
         folder=results_dir / (name or loaded.name),
         fidelity=fidelity.value,
@@ -267,8 +255,8 @@ def search(
         worker=given,
         isolation=isolation.value,
         hosts=_hosts(loaded, hosts, remote_shell, remote_python, rdzv_host),
-        assumptions=_assumptions(loaded, stack, assume),
-        figures=None if calibrated_by is None else _figures(loaded, calibrated_by),
+        assumptions=assumptions,
+        figures=None if calibrated_by is None else figures_of(loaded, calibrated_by, assumptions),
         refuse_by_estimate=refuse_by_estimate,
         final=final,
         final_rounds=final_rounds,
@@ -283,40 +271,6 @@ def _hosts(
     from autotune.profiling.hosts import make_hosts
 
     return make_hosts(text, space.cluster, remote_shell, remote_python, rdzv_host)
-
-
-def _assumptions(space: Space, stack: str | None, changes: str) -> Assumptions | None:
-    """What predictions take for granted; None for this package's worker as it is."""
-    from autotune.cost.assumptions import stack as named_stack
-    from autotune.cost.assumptions import worker_assumptions
-    from autotune.cost.published import with_settings
-
-    if stack is None and not changes:
-        return None
-    assumptions = worker_assumptions(space.cluster.device) if stack is None else named_stack(stack)
-    return with_settings(assumptions, changes)
-
-
-def _figures(space: Space, source: Path) -> Machine:
-    """The device's figures from a cluster file, or fitted to the trials of a study."""
-    from autotune.cost.devices import machine
-    from autotune.profiling.calibrate import read_machine
-    from autotune.profiling.refit import refit, timed_plans
-    from autotune.results.table import read_csv
-    from autotune.space.space import load_space
-
-    if not source.is_dir():
-        return read_machine(source)
-    ran = load_space(source / "space.yaml")
-    trials = timed_plans(read_csv(source / "trials.csv"))
-    if not trials:
-        raise UserError(f"--calibrated-by {source}: no plan of it ran within its limits")
-    if ran.cluster.device != space.cluster.device:
-        raise UserError(f"--calibrated-by {source}: it ran on {ran.cluster.device}, not on {space.cluster.device}")
-    figures = ran.machine or machine(ran.cluster.device)
-    fitted = refit(trials, ran.model, ran.cluster, ran.training, figures)
-    typer.echo(fitted.sentence(), err=True)
-    return fitted.machine
 
 
 def _print_dry_run(space: Space, as_json: bool) -> None:
@@ -349,7 +303,7 @@ def _run_search(space: Space, options: SearchOptions, as_json: bool) -> None:
     if interrupt:
         raise typer.Exit(interrupt.exit_code)
     if result.best is None:
-        typer.echo(f"error: {_why_nothing(result)}", err=True)
+        typer.echo(printable(f"error: {_why_nothing(result)}"), err=True)
         raise typer.Exit(NOTHING_FEASIBLE)
 
 

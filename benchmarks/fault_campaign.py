@@ -73,25 +73,27 @@ class Campaign:
         """Inject all faults; those that found no target are dealt out again."""
         waiting = [kinds[index % len(kinds)] for index in range(self.arguments.faults)]
         self.rng.shuffle(waiting)
+        hands = []
         for engine, count in self._heavy_studies(waiting):
             faults = [kind for kind in waiting if kind.of_run and not kind.needs][:count]
             for kind in faults:
                 waiting.remove(kind)
-            waiting += self._run_study(Hand(next(self.numbers), engine, faults))
+            hands.append(Hand(next(self.numbers), engine, faults))
         with ThreadPoolExecutor(self.arguments.jobs) as pool:
-            while waiting:
-                hands = []
+            while waiting or hands:
                 while waiting:
                     hands.append(self._deal(waiting))
-                for left in pool.map(self._light_study, hands):
+                for left in pool.map(self._survive, hands):
                     waiting += left
+                hands = []
 
     def _heavy_studies(self, waiting: list[Kind]) -> list[tuple[Engine, int]]:
+        """Studies whose ranks take seconds to start, and how many faults each gets."""
         if self.arguments.light:
             return []
         return [(Engine("torchrun"), 4), (Engine("pool"), 4)]
 
-    def _light_study(self, hand: Hand) -> list[Kind]:
+    def _survive(self, hand: Hand) -> list[Kind]:
         try:
             return self._run_study(hand)
         except Exception:  # a fault of the campaign itself must not pass for a good end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from autotune.results.measurement import State
 __all__ = ["cause"]
 
 _FRAMES_SHOWN = 4
+_PYTHON_ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b")
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def cause(
     logs = [folder / "launcher.log", *sorted(folder.glob("node-*.log"))]
     lines = next((found for log in logs if (found := last_lines(log))), "")
     return NoMeasurement(
-        "launcher", f"no rank was started: the launcher ended with exit code {ending.exit_code}: {lines}"
+        "launcher", f"no rank was started: the launcher ended with exit code {ending.exit_code}{_told(lines)}"
     )
 
 
@@ -122,10 +124,10 @@ def _reported(trial: _Trial, failure: RankFailure) -> tuple[State, str]:
     detail = last_of(failure.error) or last_lines(trial.folder / f"rank-{max(0, failure.rank)}.log")
     if failure.state == "oom":
         device = f" on {failure.device}" if failure.device else ""
-        return "oom", f"{who}{device} ran out of memory: {detail}"
+        return "oom", f"{who}{device} ran out of memory{_told(detail)}"
     if failure.state == "launcher":
-        return "launcher", f"{who} failed for no fault of the plan: {detail}"
-    return "failed", f"{who} failed first: {detail}"
+        return "launcher", f"{who} failed for no fault of the plan{_told(detail)}"
+    return "failed", f"{who} failed first{_told(detail)}"
 
 
 def _silent_death(trial: _Trial, end: RankExit) -> tuple[State, str]:
@@ -135,13 +137,25 @@ def _silent_death(trial: _Trial, end: RankExit) -> tuple[State, str]:
     if number is None and trial.shell and end.exit_code is not None and 128 < end.exit_code < 160:
         number = end.exit_code - 128
     if number is None:
-        return "failed", f"{trial.who(end.rank)} failed first, with exit code {end.exit_code} and no report: {lines}"
+        how = f"{trial.who(end.rank)} failed first, with exit code {end.exit_code} and no report"
+        return "failed", f"{how}{_told(lines)}"
     how = f"{trial.who(end.rank)} was killed by {_signal_name(number)} at {end.peak_rss_bytes} resident bytes"
     if number == signal.SIGKILL and (kills := trial.ending.host_oom_kills):
         return "oom", f"{how}: the kernel's out-of-memory killer ended {kills} process(es) meanwhile"
     if number == signal.SIGKILL:
         return "killed", f"{how}, not by its launcher; the machine's memory or a batch system may be the cause"
-    return "killed", f"{how}: {lines}"
+    return "killed", f"{how}{_told(lines)}"
+
+
+def _told(lines: str) -> str:
+    """How a sentence about a failure goes on. Of a Python traceback the error comes first: often one line is shown."""
+    if not lines:
+        return "; it printed nothing"
+    found = lines.splitlines()
+    if not any(line.lstrip().startswith(('File "', "Traceback (")) for line in found):
+        return f": {lines}"
+    error = next((line for line in reversed(found) if _PYTHON_ERROR.match(line)), found[-1])
+    return f": {error}\n{lines}"
 
 
 def _missing_ranks(trial: _Trial) -> list[int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from autotune.report.numbers import bytes_text, count_text, duration_text, seconds_text
 from autotune.results.columns import Row
+from autotune.results.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -24,7 +25,11 @@ def make_progress(console: Console) -> LiveProgress | PlainProgress:
 
 
 def _result_text(row: Row) -> str:
-    """How a trial ended, in one line."""
+    """How a trial ended, in one line, fit to be shown."""
+    return printable(_raw_result_text(row))
+
+
+def _raw_result_text(row: Row) -> str:
     if row.state == "predicted":
         step, peak = seconds_text(row.predicted_step_time_s), bytes_text(row.predicted_peak_memory_bytes)
         return f"{_rate_text(row)}, step {step}, peak {peak}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UserError
 from autotune.report.numbers import bytes_text, count_text, number_text, seconds_text
 from autotune.results.columns import COLUMNS, Row
 from autotune.results.compare import Comparison, Contest
+from autotune.results.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,11 +44,17 @@ _STATE_STYLES = {
 
 
 def make_console(stderr: bool = False) -> Console:
-    """A console that doesn't cut tables when its output goes to a file."""
+    """A console that doesn't cut tables when its output goes to a file, and on which no text commands the terminal."""
     from rich.console import Console
 
-    console = Console(stderr=stderr, highlight=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
+    class SafeConsole(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*(printable(one) if isinstance(one, str) else one for one in objects), **options)
+
+    console = SafeConsole(stderr=stderr, highlight=False)
+    if console.is_terminal:
+        return console
+    return SafeConsole(stderr=stderr, highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
 
 
 def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:

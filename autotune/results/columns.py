@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from autotune.results.text import printable
 from autotune.space.plan import describe
 
 __all__ = ["COLUMNS", "Column", "ColumnType", "Row"]
@@ -78,7 +79,7 @@ class Row:
 
     def describe(self) -> str:
         """The plan in one line."""
-        return describe(self)
+        return printable(describe(self))
 
     def to_dict(self) -> dict[str, object]:
         """Plain JSON values, column by column; what is missing is null."""

@@ -59,6 +59,8 @@ def read_csv(path: Path) -> list[Row]:
             lines = list(_numbered(file))
     except FileNotFoundError:
         raise UserError(f"there is no results table {path}") from None
+    except NotADirectoryError:
+        raise UserError(f"{path.parent} is a file; give the folder of the study, {path.parent.parent}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     if (problem := _header_problem(lines[0][1] if lines else [])) is not None:

@@ -154,7 +154,17 @@ class Study:
         """Start a tuner that begins the study or goes on with it."""
         self.runs += 1
         command = [*without_override(), sys.executable, "-m", "autotune.cli", "search", "space.yaml", "--resume"]
-        command += ["--sampler", "grid", "--hang-timeout", str(self.hang_s), "--trial-timeout", str(self.trial_s)]
+        # A final would launch measured plans again, on purpose.
+        command += [
+            "--sampler",
+            "grid",
+            "--final",
+            "0",
+            "--hang-timeout",
+            str(self.hang_s),
+            "--trial-timeout",
+            str(self.trial_s),
+        ]
         if self.storage is not None:
             command += ["--storage", self.storage]
         out, err = self._stream("out"), self._stream("err")

@@ -179,10 +179,11 @@ def main() -> None:
         script = json.load(file)
     key = plan_key(request["plan"])
     book = arguments["--script"] + ".starts"
-    if os.environ.get("RANK", "0") == "0":
-        with open(book, "a", encoding="utf-8") as file:
+    with open(book, "a+", encoding="utf-8") as file:
+        if os.environ.get("RANK", "0") == "0":
             file.write(key + "\n")
-    with open(book, encoding="utf-8") as file:
+            file.flush()
+        file.seek(0)
         starts = file.read().splitlines().count(key)
     rule = script["defaults"] | script["rules"].get(key, {})
     if "rank" in rule and os.environ.get("RANK", str(rule["rank"])) != str(rule["rank"]):
