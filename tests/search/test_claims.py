@@ -1,0 +1,229 @@
+"""Claims on plans hold whatever tuners do at the same time, on every database."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from autotune.errors import UserError
+from autotune.results.measurement import Measurement, TrialOutcome
+from autotune.search.claims import Claims, StudyRow, create_tables
+from autotune.search.database import Database
+from autotune.search.store import Store
+from autotune.search.tuners import Tuner, Watch, share_devices, this_tuner
+from autotune.space.plan import Plan
+from autotune.space.space import load_space
+
+QUICKSTART = Path(__file__).parents[2] / "search_spaces" / "quickstart.yaml"
+CLUSTER = load_space(QUICKSTART).cluster
+PLANS = {f"plan-{number}": Plan(1, 1, 4, 1, number, "1f1b", 1, (1,)) for number in range(1, 41)}
+DONE = TrialOutcome(
+    "ok",
+    "",
+    Measurement("wall", 1.0, 1.0, 1.0, 0.0, 1.0, (10,), 0.1, 1.0, "2.13", "cpu"),
+    "2026-01-01T00:00:00+00:00",
+    1.0,
+)
+
+
+def anything(claims: object) -> bool:
+    return True
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'study.db'}"
+        return
+    server = request.getfixturevalue("postgres")
+    yield server.url
+
+
+class Study:
+    """A new study, and tuners that open it each with a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.name = url, f"study-{time.monotonic_ns()}"
+        self.opened: list[Database] = []
+
+    def tuner(self, **changes: Any) -> Tuner:
+        return dataclasses.replace(this_tuner(CLUSTER), **changes)
+
+    def store(self, me: Tuner, grace_s: float = 30.0) -> Store:
+        database = Database(self.url)
+        self.opened.append(database)
+        database.prepare(create_tables)
+        study = optuna.create_study(
+            storage=database.storage, study_name=self.name, direction="maximize", load_if_exists=True
+        )
+        claims = Claims(database, study._study_id, me)
+        row = claims.begin_study(StudyRow("0" * 32, {"a": 1}))
+        return Store(database, study, claims, row.mark, PLANS, None, grace_s)
+
+
+@pytest.fixture
+def study(url: str) -> Iterator[Study]:
+    made = Study(url)
+    yield made
+    for database in made.opened:
+        database.close()
+
+
+def at_once(work: Callable[[int], Any], count: int = 6) -> list[Any]:
+    """What `count` threads that begin together return."""
+    barrier, results = threading.Barrier(count), [None] * count
+
+    def run(number: int) -> None:
+        barrier.wait()
+        results[number] = work(number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_tuners_that_open_a_new_database_at_once_share_its_plans_and_keep_to_a_limit(study: Study) -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        with study.store(study.tuner(place=f"machine {number}")) as store:
+            for fingerprint, plan in PLANS.items():
+                trial = store.begin(plan, fingerprint, lambda claims: len(claims) < 25)
+                if trial is not None:
+                    begun.append(trial)
+                    assert store.finish(trial, DONE, 1.0)
+
+    at_once(work)
+    assert sorted(begun) == list(range(25))  # as many as may be, each with a number of its own
+    with study.store(study.tuner()) as store:
+        finished = store.news().finished
+    assert [one.number for one in finished] == list(range(25))
+    assert len({one.plan for one in finished}) == 25
+
+
+def test_outcome_of_a_tuner_that_lost_its_claim_does_not_count(study: Study) -> None:
+    fingerprint, plan = next(iter(PLANS.items()))
+    with study.store(study.tuner(place="elsewhere")) as slow, study.store(study.tuner(), grace_s=1.0) as other:
+        slow._pulse._end.set()  # as if its machine stood still
+        mine = slow.begin(plan, fingerprint, anything)
+        assert mine is not None
+        assert other.begin(plan, fingerprint, anything) is None
+        assert list(other.news().flights) == [fingerprint]
+        requeued: tuple[Plan, ...] = ()
+        while not requeued:
+            time.sleep(0.25)
+            requeued = other.news().requeued
+        assert requeued == (plan,)
+        again = other.begin(plan, fingerprint, anything)
+        assert again is not None
+        assert not slow.finish(mine, DONE, 1.0)
+        assert other.finish(again, DONE, 2.0)
+        assert [one.number for one in slow.news().finished] == [again]
+
+
+def test_outcome_written_right_before_a_kill_counts(study: Study) -> None:
+    fingerprint, plan = next(iter(PLANS.items()))
+    # Of this machine, but no process has this pid: it has died.
+    dead = study.store(study.tuner(pid=2**22 + 1))
+    dead._claims.join()
+    number = dead.begin(plan, fingerprint, anything)
+    assert number is not None
+    trial = dead._trial(number)
+    trial.set_user_attr("tokens_per_s", 5.0)
+    trial.set_user_attr("outcome", dataclasses.asdict(DONE))
+    with study.store(study.tuner()) as store:
+        news = store.news()
+    assert [(one.number, one.outcome) for one in news.finished] == [(number, DONE)]
+    assert news.requeued == ()
+    stored = optuna.load_study(study_name=study.name, storage=dead._database.storage)
+    assert stored.best_value == 5.0
+
+
+def test_failed_launches_are_free_for_another_try(study: Study) -> None:
+    fingerprint, plan = next(iter(PLANS.items()))
+    failed = dataclasses.replace(DONE, state="launcher", measurement=None, reason="port taken")
+    with study.store(study.tuner()) as store:
+        number = store.begin(plan, fingerprint, anything)
+        assert number is not None
+        assert store.finish(number, failed, None)
+    with study.store(study.tuner()) as store:
+        assert [one.outcome.state for one in store.news().finished] == ["launcher"]
+        number = store.begin(plan, fingerprint, anything)
+        assert number is not None
+        assert store.finish(number, DONE, 1.0)
+        assert store.begin(plan, fingerprint, anything) is None
+
+
+def test_silence_is_measured_only_while_the_database_answers() -> None:
+    me, other = this_tuner(CLUSTER), dataclasses.replace(this_tuner(CLUSTER), place="elsewhere", pid=1)
+    watch = Watch(me, grace_s=30)
+    assert watch.dead([me, other], now=0) == []
+    assert watch.dead([me, other], now=500) == []  # the database was away, or this process stood still
+    for now in range(505, 525, 5):
+        assert watch.dead([me, other], now=now) == []
+    assert watch.dead([me, other], now=530) == [other]
+    beating = dataclasses.replace(other, beat=1)
+    assert watch.dead([me, beating], now=535) == []
+    assert watch.dead([me, dataclasses.replace(me, key="gone", pid=2**22 + 1)], now=540) != []
+
+
+def test_devices_are_shared_on_one_machine_only_and_where_the_sets_meet() -> None:
+    def tuner(place: str, devices: str) -> Tuner:
+        return Tuner("key", "host", place, 1, "1.00", devices)
+
+    assert share_devices(tuner("a/1", "cpu:0,1"), tuner("a/2", "cpu:1,2"))
+    assert not share_devices(tuner("a/1", "cpu:0,1"), tuner("a/1", "cpu:2,3"))
+    assert not share_devices(tuner("a/1", "accelerator:all"), tuner("b/1", "accelerator:all"))
+    assert share_devices(tuner("a/1", "accelerator:all"), tuner("a/1", "accelerator:0"))
+
+
+def test_a_database_that_restarts_is_waited_for_and_nothing_is_lost(postgres: Any) -> None:
+    study, notes = Study(postgres.url), list[str]()
+    fingerprint, plan = next(iter(PLANS.items()))
+    with study.store(study.tuner()) as store:
+        store._database._note = notes.append
+        number = store.begin(plan, fingerprint, anything)
+        assert number is not None
+        postgres.stop()
+        timer = threading.Timer(1.5, postgres.start)
+        timer.start()
+        assert store.finish(number, DONE, 1.0)
+        timer.join()
+        assert [one.number for one in store.news().finished] == []  # it was told when it finished
+    assert len(notes) == 1
+    assert "waiting up to 60 s" in notes[0]
+    with study.store(study.tuner()) as store:
+        assert [one.number for one in store.news().finished] == [number]
+
+
+def test_a_database_that_stays_away_is_an_error_in_words(postgres: Any) -> None:
+    url = postgres.url.replace("autotune@", "autotune:topsecret@")
+    database = Database(url, wait_s=0.5)
+    postgres.stop()
+    try:
+        with pytest.raises(UserError, match="nothing is lost, --resume goes on") as told:
+            database.run(lambda: optuna.get_all_study_names(database.storage))
+    finally:
+        postgres.start()
+    assert "topsecret" not in str(told.value)
+    assert database.run(lambda: optuna.get_all_study_names(database.storage)) is not None
+    database.close()
+
+
+def test_missing_driver_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.search.database.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'autotune\[postgresql\]'") as told:
+        Database("postgresql://me:topsecret@host/db")
+    assert "topsecret" not in str(told.value)
+    with pytest.raises(UserError, match=r"pip install 'autotune\[mysql\]'"):
+        Database("mysql://me:topsecret@host/db")
