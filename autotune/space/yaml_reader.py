@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ import yaml
 from autotune.errors import UserError
 
 __all__ = ["Place", "YamlFile", "place_text", "read_yaml"]
+
+_MOST_BYTES = 4 << 20
+_MOST_VALUES = 100_000
+"""Of a file whose aliases are written out: a few lines of aliases of aliases stand for billions of values."""
 
 Place = tuple[str | int, ...]  # keys and list indexes from the top of the file
 
@@ -56,7 +61,11 @@ def read_yaml(path: Path, what: str = "space file", sections: str = "model, clus
             listed): YAML parsers keep the last silently, which would drop what the user wrote first.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise UserError(f"{path}: longer than {_MOST_BYTES >> 20} MiB, which no {what} is")
+        text = data.decode("utf-8")
     except OSError as error:
         raise UserError(f"{path}: can't read the {what}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -83,11 +92,27 @@ def _load(text: str) -> tuple[yaml.Node | None, Any]:
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()
+        if root is not None and _written_out(root, {}) > _MOST_VALUES:
+            raise ValueError(f"its aliases stand for more than {_MOST_VALUES} values")
         # constructing flattens merge keys in place, so the walk for duplicates reads a tree of its own
         values = None if root is None else yaml.safe_load(text)
     finally:
         loader.dispose()
     return root, values
+
+
+def _written_out(node: yaml.Node, known: dict[int, float]) -> float:
+    """How many values a node stands for, aliases written out; infinite for one that holds itself."""
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = math.inf  # until it is known: who meets it now is inside of it
+    inner: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        inner = node.value
+    elif isinstance(node, yaml.MappingNode):
+        inner = [part for pair in node.value for part in pair]
+    known[id(node)] = 1 + sum(_written_out(part, known) for part in inner)
+    return known[id(node)]
 
 
 def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], twice: list[str], open_nodes: set[int]) -> None:

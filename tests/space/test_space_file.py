@@ -234,7 +234,12 @@ def test_a_file_that_nests_itself_or_explodes_is_refused_quickly(refusal: Any) -
     bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n"
     for previous, name in zip("abcdefghijk", "bcdefghijkl", strict=True):
         bomb += f"{name}: &{name} [{', '.join(f'*{previous}' for _ in range(9))}]\n"
-    assert "unknown key 'l'" in refusal(bomb)
+    assert "its aliases stand for more than 100000 values" in refusal(bomb)
+    merged = "a: &a {x: 1}\n"
+    for previous, name in zip("abcdefghijklmnopqrstuvw", "bcdefghijklmnopqrstuvwx", strict=True):
+        merged += f"{name}: &{name} {{<<: [*{previous}, *{previous}, *{previous}]}}\n"
+    assert "its aliases stand for" in refusal(merged)
+    assert "longer than 4 MiB" in refusal("# " + "x" * (4 << 20))
 
 
 def test_unreadable_files_are_refused_with_their_path(tmp_path: Path) -> None:
