@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from autotune.cli_schedule_output import check_file
 from autotune.errors import UserError
 
 __all__ = ["calibrate", "mount"]
@@ -22,8 +23,8 @@ def mount(app: typer.Typer, **options: Any) -> None:
 def calibrate(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Cluster file to write (YAML).")] = Path("cluster.yaml"),
     device: Annotated[str, typer.Option(help="cpu, or the accelerator in this machine, as spaces name it.")] = "cpu",
-    devices_per_node: Annotated[int, typer.Option(min=1, help="Devices of one machine.")] = 2,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines of the cluster.")] = 1,
+    devices_per_node: Annotated[int, typer.Option(min=1, max=1024, help="Devices of one machine.")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, max=100_000, help="Machines of the cluster.")] = 1,
     seconds: Annotated[float, typer.Option(min=0.01, help="Time given to each matmul shape.")] = 0.5,
     links: Annotated[bool, typer.Option("--links/--no-links", help="Measure messages between two ranks.")] = True,
     study: Annotated[
@@ -44,7 +45,10 @@ def calibrate(
     from autotune.space.devices import DEVICES
 
     if device not in DEVICES:
-        raise UserError(f"unknown device {device!r}; known: {', '.join(DEVICES)}")
+        raise UserError(f"--device: unknown device {device!r}; known: {', '.join(DEVICES)}")
+    if not seconds < float("inf"):
+        raise UserError(f"--seconds must be a number of seconds above 0, not {seconds:g}")
+    check_file(out)
     defaults = DEVICES[device]
     cluster = ClusterSpec(
         nodes, devices_per_node, device, defaults.memory_bytes, defaults.intra_node, defaults.inter_node
@@ -75,6 +79,7 @@ def _refitted(found: Any, study: Path) -> tuple[Any, str]:
     """The calibration with its efficiency fitted to a study's trials, and what that changed."""
     from dataclasses import replace
 
+    from autotune.cli_figures import assumptions_of
     from autotune.profiling.refit import refit, timed_plans
     from autotune.results.table import read_csv
     from autotune.space.space import load_space
@@ -84,7 +89,8 @@ def _refitted(found: Any, study: Path) -> tuple[Any, str]:
     if not trials:
         raise UserError(f"{study} has no finished trial to refit to")
     cluster = space.cluster if found.link is None else replace(space.cluster, intra_node=found.link)
-    result = refit(trials, space.model, cluster, space.training, found.machine)
+    assumptions = assumptions_of(space, None, "")
+    result = refit(trials, space.model, cluster, space.training, found.machine, assumptions=assumptions)
     return replace(found, machine=result.machine), result.sentence()
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from autotune.cli_figures import Assume, CalibratedBy, Stack, assumptions_of, figures_of
 from autotune.errors import UserError
 
 __all__ = ["mount", "predict", "validate"]
@@ -29,10 +30,9 @@ def predict(
     explain: Annotated[bool, typer.Option("--explain", help="where the time and the memory of the plan go")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     top: Annotated[int, typer.Option(min=1, help="plans to print, fastest that fit first")] = 10,
-    stack: Annotated[
-        str | None, typer.Option(help="software that will run it: worker, worker-cuda, megatron, zero-bubble")
-    ] = None,
-    assume: Annotated[str, typer.Option(help="assumptions to change: name=value;name=value")] = "",
+    stack: Stack = None,
+    assume: Assume = "",
+    calibrated_by: CalibratedBy = None,
     machine: Annotated[str, typer.Option(help="machine numbers to change: name=value;name=value")] = "",
 ) -> None:
     """Predict step time and peak memory of one plan, or rank all plans of a space, without running anything."""
@@ -40,7 +40,7 @@ def predict(
     from autotune.cost.explain import summary_line, to_dict
 
     loaded, fixed = _load(space)
-    predictor = _predictor(loaded, stack, assume, machine)
+    predictor = _predictor(loaded, stack, assume, calibrated_by, machine)
     limit = loaded.cluster.memory_limit_bytes
     plans = [fixed] if fixed is not None else _matching(loaded, plan)
     if len(plans) == 1:
@@ -85,6 +85,7 @@ def validate(
 def _load(path: Path) -> tuple[Any, Any]:
     """The space, and the plan when the file names one."""
     from autotune.space.plan import Plan
+    from autotune.space.rules import plan_problems
     from autotune.space.space import load_space
 
     if path.suffix != ".json":
@@ -99,7 +100,10 @@ def _load(path: Path) -> tuple[Any, Any]:
         space = path.parent / str(values["space"])
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise UserError(f"{path}: no plan file, which holds space (a path) and plan (its fields): {error!r}") from None
-    return load_space(space), plan
+    loaded = load_space(space)
+    if problems := plan_problems(plan, loaded.model, loaded.cluster, loaded.training):
+        raise UserError(f"{path}: this plan can't run in {space}: {'; '.join(problems)}")
+    return loaded, plan
 
 
 def _matching(space: Any, selection: str | None) -> list[Any]:
@@ -124,19 +128,17 @@ def _matching(space: Any, selection: str | None) -> list[Any]:
     return chosen
 
 
-def _predictor(space: Any, stack: str | None, assume: str, numbers: str) -> Any:
-    from autotune.cost.assumptions import stack as named_stack
-    from autotune.cost.assumptions import worker_assumptions
+def _predictor(space: Any, stack: str | None, assume: str, calibrated_by: Path | None, numbers: str) -> Any:
     from autotune.cost.devices import machine
     from autotune.cost.predict import Predictor
-    from autotune.cost.published import with_settings
 
-    assumptions = worker_assumptions(space.cluster.device) if stack is None else named_stack(stack)
-    figures = space.machine or machine(space.cluster.device)
+    assumptions = assumptions_of(space, stack, assume)
+    if calibrated_by is None:
+        figures = space.machine or machine(space.cluster.device)
+    else:
+        figures = figures_of(space, calibrated_by, assumptions)
     changes = dict(_numbers(numbers, list(figures.__dataclass_fields__)))
-    return Predictor(
-        space.model, space.cluster, space.training, with_settings(assumptions, assume), figures.with_numbers(**changes)
-    )
+    return Predictor(space.model, space.cluster, space.training, assumptions, figures.with_numbers(**changes))
 
 
 _MAY_BE_ZERO = ("kernel_s", "visit_s", "layer_host_s")

@@ -12,10 +12,10 @@ from autotune.errors import UserError
 from autotune.profiling.host_ranks import run_ranks
 from autotune.profiling.profile_cache import hardware
 from autotune.space.cluster import ClusterSpec, Link
-from autotune.space.cluster_file import read_machine_section
+from autotune.space.cluster_file import read_device, read_machine_section
 from autotune.space.resolve import resolve_machine
 
-__all__ = ["Calibration", "calibrate", "cluster_file", "fit_link", "fit_matmuls", "read_machine"]
+__all__ = ["Calibration", "calibrate", "cluster_file", "fit_link", "fit_matmuls", "read_calibrated", "read_machine"]
 
 TIMEOUT_S = 600.0
 
@@ -26,7 +26,8 @@ class Calibration:
 
     Attributes:
         machine: the cost model's figures of one device.
-        link: between two devices of this machine; None when it has one GPU alone.
+        link: between two devices of this machine, with the bandwidth that messages reach; None when it was not
+            measured, as where there is one GPU alone.
         matmuls: dtype -> (rows, inner, columns, seconds, share of the peak) of every shape.
         messages: (bytes, seconds) one way.
     """
@@ -47,15 +48,21 @@ def calibrate(device: str, seconds: float = 0.5, links: bool = True, timeout_s: 
 
     Raises:
         ProfileError: a measurement failed.
+        UserError: the device is not in this machine.
     """
     question = {"device": device, "seconds": seconds}
     found = run_ranks("autotune.profiling.machine_bench", 1, question, timeout_s)
+    if problem := found.get("problem"):
+        raise UserError(problem)
     machine, matmuls = _machine(device, found)
     messages: tuple[tuple[int, float], ...] = ()
-    if links:
+    if links and (device == "cpu" or found["devices"] > 1):
         answer = run_ranks("autotune.profiling.link_bench", 2, question, timeout_s)
         messages = tuple((int(one["bytes"]), one["seconds"]) for one in answer["messages"])
-    return Calibration(machine, fit_link(messages) if messages else None, matmuls, messages)
+    link = fit_link(messages) if messages else None
+    if link is not None:
+        machine = machine.with_numbers(link_efficiency=1.0)  # what is reached, nothing is to be taken off once more
+    return Calibration(machine, link, matmuls, messages)
 
 
 def fit_matmuls(samples: Iterable[Mapping[str, float]]) -> tuple[float, float]:
@@ -81,10 +88,15 @@ def cluster_file(calibration: Calibration, cluster: ClusterSpec) -> str:
     Args:
         cluster: what is not measured: nodes, devices, memory limit and the link between nodes; the link inside a node,
             too, when none was measured.
+
+    Where a link was measured, all bandwidths are those that are reached and `link_efficiency` is 1: the share of the
+    nominal one between nodes that predictions assume is taken off here.
     """
     import yaml
 
-    inside = calibration.link or cluster.intra_node
+    inside, share = calibration.link or cluster.intra_node, 1.0
+    if calibration.link is not None:
+        share = (catalogue().get(cluster.device) or Machine).link_efficiency
     machine = {key: value for key, value in asdict(calibration.machine).items() if value is not None}
     values = {
         "cluster": {
@@ -96,7 +108,7 @@ def cluster_file(calibration: Calibration, cluster: ClusterSpec) -> str:
                 "intra_node": {"latency": inside.latency_s, "bandwidth": inside.bandwidth_bytes_per_s},
                 "inter_node": {
                     "latency": cluster.inter_node.latency_s,
-                    "bandwidth": cluster.inter_node.bandwidth_bytes_per_s,
+                    "bandwidth": share * cluster.inter_node.bandwidth_bytes_per_s,
                 },
             },
         },
@@ -110,7 +122,12 @@ def cluster_file(calibration: Calibration, cluster: ClusterSpec) -> str:
     }
     head = (
         "# Written by `autotune calibrate`. Matmuls are rows, inner, columns, seconds, share of the peak;\n"
-        "# messages are bytes and seconds one way. The link between nodes is not measured.\n"
+        "# messages are bytes and seconds one way. The link between nodes is not measured"
+        + (
+            ": its bandwidth is\n# the share of the nominal one that is assumed to be reached.\n"
+            if share < 1
+            else ".\n"
+        )
     )
     return head + yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110)
 
@@ -122,6 +139,15 @@ def read_machine(path: Path) -> Machine:
         UserError: the file can't be read, has mistakes, or no section `machine`.
     """
     return resolve_machine(read_machine_section(path), device="device")
+
+
+def read_calibrated(path: Path) -> tuple[str | None, Machine]:
+    """The device that a cluster file is of, if it says so, and its figures.
+
+    Raises:
+        UserError: as `read_machine`.
+    """
+    return read_device(path), read_machine(path)
 
 
 def _machine(
@@ -149,9 +175,8 @@ def _machine(
         memory_bytes_per_s=found["memory_bytes_per_s"],
         efficiency=efficiency,
         kernel_s=min(fixed for _, fixed in fitted.values()),
-        # Measured rates are what is reached; nothing is to be taken off once more.
+        # A measured rate is what is reached; nothing is to be taken off once more.
         memory_efficiency=1.0,
-        link_efficiency=1.0,
     )
     if found["memory_bytes"] is not None:
         machine = machine.with_numbers(memory_bytes=float(found["memory_bytes"]))

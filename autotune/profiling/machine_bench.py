@@ -18,7 +18,7 @@ import torch
 
 from autotune.profiling.device import Device, make_device
 
-__all__ = ["main", "matmul_samples", "memory_bytes_per_s"]
+__all__ = ["device_problem", "main", "matmul_samples", "memory_bytes_per_s"]
 
 # (rows, inner, columns): squares from launch-bound to large, and the tall and flat shapes of transformer layers.
 SHAPES = (
@@ -36,13 +36,36 @@ def main() -> None:
     """Measure and write the answer."""
     folder = Path(sys.argv[3])
     question = json.loads((folder / "question.json").read_text(encoding="utf-8"))
+    problem = device_problem(question["device"])
+    _write(folder, _measure(question) if problem is None else {"problem": problem})
+
+
+def device_problem(name: str) -> str | None:
+    """Why the device of that name can't be measured here, and what can; None if it is there."""
+    if name == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        built = torch.version.cuda or torch.version.hip
+        why = "no GPU that torch can use" if built else f"torch {torch.__version__}, which is built for CPUs alone"
+        return f"there is no {name} in this machine: it has {why}; --device cpu measures its CPU"
+    found = torch.cuda.get_device_name(0)
+    if name == "cuda" or name.split("-")[0] in found.lower().replace(" ", "").split("nvidia")[-1]:
+        return None
+    return f"there is no {name} in this machine: its GPU is {found}; --device cuda measures whatever GPU there is"
+
+
+def _measure(question: dict[str, Any]) -> dict[str, Any]:
     device = make_device(question["device"], 0)
-    answer: dict[str, Any] = {
+    return {
         "name": device.describe(),
+        "devices": torch.cuda.device_count(),
         "matmuls": {name: matmul_samples(device, dtype, question["seconds"]) for name, dtype in DTYPES.items()},
         "memory_bytes_per_s": memory_bytes_per_s(device),
         "memory_bytes": _memory_bytes(device),
     }
+
+
+def _write(folder: Path, answer: dict[str, Any]) -> None:
     temporary = folder / f"answer.{os.getpid()}"
     temporary.write_text(json.dumps(answer), encoding="utf-8")
     os.replace(temporary, folder / "answer.json")

@@ -14,7 +14,7 @@ from autotune.space.problems import Problems, explain_all, unknown_key
 from autotune.space.sections import ClusterSection, MachineSection
 from autotune.space.yaml_reader import read_yaml
 
-__all__ = ["read_machine_section", "with_cluster_file"]
+__all__ = ["read_device", "read_machine_section", "with_cluster_file"]
 
 _SECTIONS = ("cluster", "machine", "measured")
 
@@ -56,6 +56,15 @@ def read_machine_section(path: Path) -> MachineSection:
     if found is None:
         raise UserError(f"{path}: it has no section `machine`; `autotune calibrate` writes one")
     return MachineSection.model_validate(found)
+
+
+def read_device(path: Path) -> str | None:
+    """The device that the cluster file at `path` is of; None if it doesn't say.
+
+    Raises:
+        UserError: the file can't be read, or has mistakes.
+    """
+    return _read(path).get("device")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from autotune.schedules import registry
 from autotune.schedules.placement import make_placement, shares_ends
 from autotune.space.cluster import ClusterSpec
 from autotune.space.model import ModelSpec
-from autotune.space.plan import Recompute
+from autotune.space.plan import Plan, Recompute
 from autotune.space.training import TrainingSpec
 
-__all__ = ["RULES", "BrokenRule", "Point", "Rule", "broken_rules", "derive_dp", "derive_microbatches"]
+__all__ = [
+    "RULES",
+    "BrokenRule",
+    "Point",
+    "Rule",
+    "broken_rules",
+    "derive_dp",
+    "derive_microbatches",
+    "plan_problems",
+]
 
 
 class Point(NamedTuple):
@@ -82,6 +91,43 @@ def broken_rules(
         for rule in RULES
         if (message := rule.problem(point, model, cluster, training)) is not None
     )
+
+
+def plan_problems(plan: Plan, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> tuple[str, ...]:
+    """Why a plan that no space made can't run: numbers that don't fit each other, and the rules it breaks."""
+    numbers = ("pp", "tp", "dp", "micro_batch_size", "microbatches", "stages_per_device")
+    wrong = [name for name in numbers if type(getattr(plan, name)) is not int or getattr(plan, name) < 1]
+    if wrong:
+        return tuple(f"{name} must be a whole number from 1 up, not {getattr(plan, name)!r}" for name in wrong)
+    if plan.recompute not in get_args(Recompute):
+        return (f"recompute must be one of {', '.join(get_args(Recompute))}, not {plan.recompute!r}",)
+    dp = derive_dp(plan.pp, plan.tp, cluster)
+    microbatches = derive_microbatches(dp, plan.micro_batch_size, training)
+    point = Point(
+        plan.pp,
+        plan.tp,
+        dp,
+        plan.micro_batch_size,
+        microbatches,
+        str(plan.schedule),
+        plan.stages_per_device,
+        plan.recompute,
+    )
+    found = [message for _, message in broken_rules(point, model, cluster, training)]
+    if found:
+        return tuple(found)
+    if plan.dp != dp:
+        found.append(f"pp {plan.pp} x tp {plan.tp} x dp {plan.dp} must be the {cluster.devices} devices: dp is {dp}")
+    elif plan.microbatches != microbatches:
+        found.append(
+            f"dp {dp} x micro_batch_size {plan.micro_batch_size} x microbatches {plan.microbatches} must be "
+            f"global_batch_size {training.global_batch_size}: microbatches is {microbatches}"
+        )
+    split = plan.layer_split
+    whole = all(type(layers) is int and layers >= 0 for layers in split)
+    if not whole or len(split) != plan.stages or sum(split) != model.layers:
+        found.append(f"layer_split must give {plan.stages} stages {model.layers} layers in all, not {list(split)}")
+    return tuple(found)
 
 
 def _world(point: Point, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> str | None:
