@@ -34,6 +34,16 @@ def three(bench: Bench) -> Bench:
     return bench
 
 
+class Notes(Silent):
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.told.append(text)
+
+
 def times(**step_s: Any) -> list[dict[str, Any]]:
     """Rules: the step time of each schedule, one for every launch or a list of them."""
     return [
@@ -93,16 +103,16 @@ def test_equal_plans_are_no_gain_and_trials_that_change_the_top_ask_for_another_
     three.edit_space("interleaved-1f1b, zb-h1", "zb-h1, zb-h2")
     wobble = [0.2, 0.2, 0.201, 0.202, 0.2, 0.201, 0.202, 0.2]
     three.tell_worker(*times(s_1f1b=wobble, zb_h1=[0.19, *reversed(wobble)], zb_h2=0.1))
-    done = three.search("--final", "3", "--final-rounds", "3", "--trials", "2")
-    assert "no significant gain over 1F1B (0.9" in done.stdout
+    first = three.here(final=3, final_rounds=3, trials=2)
+    assert compare(first.rows, first.final).sentences()[0].startswith("no significant gain over 1F1B (0.9")
     assert len(three.launches()) == 2 + 6
-    shown = three.search("--resume", "--trials", "3")
+    second = three.here(resume=True, trials=3)
     assert "the final was between other plans than those that lead now" in three.run("compare", str(three.study)).stdout
-    assert "best: pp2 tp1 dp2 mbs2 m4 zb-h2" in shown.stdout
-    done = three.search("--final", "3", "--final-rounds", "3", "--resume")
+    assert second.best is not None
+    assert second.best.schedule == "zb-h2"
+    third = three.here(final=3, final_rounds=3, resume=True)
     assert launched(three)[8:] == ["zb-h2", *["zb-h2", "zb-h1", "1f1b"] * 3]
-    assert "x (" in done.stdout
-    assert "over 1F1B: pp2 tp1 dp2 mbs2 m4 zb-h2" in done.stdout
+    assert "over 1F1B: pp2 tp1 dp2 mbs2 m4 zb-h2" in compare(third.rows, third.final).sentences()[0]
     assert final(three)["earlier_s"] > 0
 
 
@@ -137,12 +147,12 @@ def _workers(bench: Bench) -> list[int]:
 def test_plan_that_fails_in_the_final_is_not_the_best(three: Bench) -> None:
     over = {"when": {"schedule": "zb-h1", "launch": 2}, "do": "succeed", "step_s": 0.1, "peak": 2 << 20}
     three.tell_worker(over, *times(s_1f1b=0.2, interleaved_1f1b=0.18, zb_h1=0.1))
-    done = three.search("--final", "2")
-    assert done.returncode == 0, done.stderr
+    notes = Notes()
+    done = three.here(notes, final=2)
     assert launched(three)[3:] == ["zb-h1", *["interleaved-1f1b", "1f1b"] * 3]
-    assert "oom: rank 3 peaked at" in done.stderr + done.stdout
-    assert "it falls out of the final" in done.stderr + done.stdout
-    assert "best: pp2 tp1 dp2 mbs2 m4 interleaved-1f1b" in done.stdout
+    assert any("oom: rank 3 peaked at" in note and "it falls out of the final" in note for note in notes.told)
+    assert done.best is not None
+    assert done.best.schedule == "interleaved-1f1b"
     assert "(fell out: oom: rank" in three.run("results", str(three.study)).stdout
 
 

@@ -30,8 +30,10 @@ def rows(study: Path) -> list[dict[str, str]]:
 
 
 def test_a_job_that_logs_like_megatron_is_tuned_end_to_end(tmp_path: Path) -> None:
-    done = cli("search", str(MEGATRON), cwd=tmp_path)
+    final = ("--final", "1", "--final-rounds", "3")
+    done = cli("search", str(MEGATRON), *final, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert re.search(r"^1\.\d+x \(1\.\d+ to 1\.\d+\) over 1F1B: ", done.stdout, re.MULTILINE), done.stdout
     study = tmp_path / "results" / "megatron-fake"
     table = rows(study)
     refused = [row for row in table if row["state"] == "refused"]
@@ -53,7 +55,7 @@ def test_a_job_that_logs_like_megatron_is_tuned_end_to_end(tmp_path: Path) -> No
     out_of_memory = next(row for row in ran if row["state"] == "oom")
     assert "ran out of memory" in out_of_memory["reason"]
     assert "GiB of 23 GiB" in out_of_memory["reason"]
-    again = cli("search", str(MEGATRON), "--resume", cwd=tmp_path)
+    again = cli("search", str(MEGATRON), "--resume", *final, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert len(rows(study)) == len(table)
 
@@ -121,7 +123,7 @@ def test_one_result_file_is_enough(bench: Bench) -> None:
         space.read_text()
         + f'worker:\n  starter: none\n  command: ["{{python}}", -c, "{code}", "{{result_json}}", "{{pp}}"]\n'
     )
-    done = bench.run("search", "tiny.yaml", "--trials", "3", "--json")
+    done = bench.run("search", "tiny.yaml", "--trials", "3", "--final", "0", "--json")
     assert done.returncode == 0, done.stderr
     best = json.loads(done.stdout)["best"]
     assert (best["pp"], best["step_time_s"]) == (1, 0.1)
