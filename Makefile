@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: env
-	$(BIN)/autotune search search_spaces/quickstart.yaml --fresh
+	$(BIN)/autotune search search_spaces/quickstart.yaml --sampler grid --fresh
 	$(BIN)/autotune results results/quickstart
 	$(BIN)/autotune compare results/quickstart
 
