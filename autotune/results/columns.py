@@ -122,7 +122,12 @@ COLUMNS = (
     Column("loss", "number", "nats/token", "mean loss per token of the last measured step"),
     Column("speedup_vs_1f1b", "number", "", "rate in tokens/s over the baseline's, both measured or both predicted"),
     Column("is_baseline", "flag", "", "the fastest plan under 1f1b of those that compete"),
-    Column("is_best", "flag", "", "the fastest plan of those that compete: ok ones, or the predicted if none was run"),
+    Column(
+        "is_best",
+        "flag",
+        "",
+        "the final's winner, or else the fastest plan that competes: ok ones, or the predicted if none was run",
+    ),
     Column("started", "text", "", "UTC, ISO 8601"),
     Column("duration_s", "number", "s", "wall time of the whole trial, start-up included"),
     Column("torch", "text", "", "version that ran the trial"),
