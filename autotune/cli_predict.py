@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,7 +51,7 @@ def predict(
         else:
             typer.echo(explained(only, limit) if explain else _line(only, limit, summary_line(only)))
         return
-    ranked = sorted(map(predictor.predict, plans), key=lambda p: (p.refusal(limit) is not None, p.step_time_s))
+    ranked = sorted(map(predictor.predict, _told(plans)), key=lambda p: (p.refusal(limit) is not None, p.step_time_s))
     if as_json:
         typer.echo(json.dumps([to_dict(prediction, limit) for prediction in ranked[:top]], indent=2))
         return
@@ -106,6 +107,27 @@ def _load(path: Path) -> tuple[Any, Any]:
     return loaded, plan
 
 
+def _told(plans: list[Any]) -> Iterator[Any]:
+    """The plans; where predicting them takes long, how far it has come goes to standard error."""
+    told = time.monotonic() - SAY_EVERY_S + SILENT_S
+    for number, plan in enumerate(plans):
+        if time.monotonic() >= told + SAY_EVERY_S:
+            told = time.monotonic()
+            typer.echo(f"predicted {number} of {len(plans)} plans", err=True)
+        yield plan
+
+
+SILENT_S, SAY_EVERY_S = 3.0, 10.0
+
+
+def _no_legal_plan(space: Any) -> str:
+    """That a space has no legal plan, and why: each rule that refuses points, with an example."""
+    from autotune.space.describe import describe_space
+
+    why = [f"  {entry['rule']}: {entry['example']}" for entry in describe_space(space)["refused_by_rule"]]
+    return "\n".join(["the space has no legal plan:", *why])
+
+
 def _matching(space: Any, selection: str | None) -> list[Any]:
     """Legal plans of the space whose fields have the selected values."""
     plans = list(space.plans())
@@ -124,7 +146,7 @@ def _matching(space: Any, selection: str | None) -> list[Any]:
             raise UserError(f"--plan: no field {unknown[0]!r}; a plan has {', '.join(known)}")
         chosen = [plan for plan in plans if all(plan.to_dict()[key] == value for key, value in wanted.items())]
     if not chosen:
-        raise UserError(f"no plan of the {len(plans)} legal ones matches" if plans else "the space has no legal plan")
+        raise UserError(f"no plan of the {len(plans)} legal ones matches" if plans else _no_legal_plan(space))
     return chosen
 
 

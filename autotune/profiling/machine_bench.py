@@ -45,9 +45,11 @@ def device_problem(name: str) -> str | None:
     if name == "cpu":
         return None
     if not torch.cuda.is_available():
-        built = torch.version.cuda or torch.version.hip
-        why = "no GPU that torch can use" if built else f"torch {torch.__version__}, which is built for CPUs alone"
-        return f"there is no {name} in this machine: it has {why}; --device cpu measures its CPU"
+        built = "" if torch.version.cuda or torch.version.hip else ", built for CPUs alone,"
+        return (
+            f"there is no {name} in this machine: torch {torch.__version__}{built} finds no GPU; "
+            "--device cpu measures its CPU"
+        )
     found = torch.cuda.get_device_name(0)
     if name == "cuda" or name.split("-")[0] in found.lower().replace(" ", "").split("nvidia")[-1]:
         return None

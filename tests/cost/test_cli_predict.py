@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
+from autotune.cli import app as whole_command_line
 from autotune.cli_predict import mount
+from autotune.cost.predict import Predictor
 from autotune.errors import UserError
+from autotune.profiling.calibrate import read_machine
+from autotune.results.table import read_csv
+from autotune.space.plan import Plan
 from autotune.space.space import load_space
 
 SPACE = str(Path(__file__).parents[2] / "search_spaces/quickstart.yaml")
@@ -54,6 +63,123 @@ def test_predict_takes_assumptions_and_machine_numbers(app: typer.Typer) -> None
     fast = json.loads(_run(app, "predict", SPACE, "--json", "--top", "1", "--machine", "efficiency=1.0"))[0]
     assert fast["step_time_s"] < plain["step_time_s"]
     _run(app, "predict", SPACE, "--stack", "megatron", "--assume", "sharding=none")
+
+
+def _space(folder: Path, **changes: Any) -> str:
+    """A file of the quickstart space with keys of its sections changed, named `section__key`."""
+    values = yaml.safe_load(Path(SPACE).read_text(encoding="utf-8"))
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        values.setdefault(section, {})[key] = value
+    file = folder / "space.yaml"
+    file.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"training__global_batch_size": 4 * 10**8, "search__micro_batch_size": 1},
+            "schedule-size: .* 200,000,000 passes a step, more than the 1,000,000",
+        ),
+        ({"cluster__nodes": 10**6}, "cluster.nodes: 1000000 must be at most 100000"),
+        ({"model__vocab": 10**12}, "model.vocab: 1000000000000 must be at most"),
+    ],
+)
+def test_sizes_that_no_machine_could_work_out_are_refused_at_once(
+    app: typer.Typer, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    begun = time.process_time()
+    with pytest.raises(UserError, match=message):
+        _run(app, "predict", _space(tmp_path, **changes))
+    assert time.process_time() - begun < 5.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__layers": 10**6},
+        {"model__layers": 2**31 - 1, "search__stages_per_device": 10**9},
+        {"model__sequence_length": 10**9},
+        {"model__hidden": 2**30},
+        {"cluster__nodes": 10**5, "cluster__devices_per_node": 1024, "training__global_batch_size": 102_400_000},
+    ],
+    ids=["layers", "stages", "tokens", "width", "devices"],
+)
+def test_sizes_beyond_all_reason_still_get_an_answer(app: typer.Typer, tmp_path: Path, changes: dict[str, Any]) -> None:
+    begun = time.process_time()
+    got = json.loads(_run(app, "predict", _space(tmp_path, search__micro_batch_size=1, **changes), "--json"))
+    assert all(0 < prediction["step_time_s"] < float("inf") for prediction in got)
+    assert time.process_time() - begun < 15.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"microbatches": 4 * 10**8}, "microbatches is 4"),
+        ({"dp": 3}, "must be the 4 devices: dp is 4"),
+        ({"pp": "four"}, "pp must be a whole number from 1 up, not 'four'"),
+        ({"layer_split": [9]}, r"layer_split must give 1 stages 8 layers in all, not \[9\]"),
+        ({"schedule": "v-halve"}, "no schedule 'v-halve'"),
+        ({"tp": 8}, "8 doesn't divide 4 devices"),
+        ({"recompute": "some"}, "recompute must be one of none, full"),
+    ],
+)
+def test_a_plan_file_that_cannot_run_in_its_space_is_refused(
+    app: typer.Typer, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    plan = load_space(SPACE).plans()[0].to_dict() | changes
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"space": SPACE, "plan": plan}))
+    with pytest.raises(UserError, match=message):
+        _run(app, "predict", str(file))
+
+
+CALIBRATED = (
+    "cluster: {device: DEVICE, devices_per_node: 4}\n"
+    "machine: {peak_flops: 1.0e+12, peak_flops_float32: 1.0e+11, memory_bytes_per_s: 1.0e+10, link_efficiency: 1.0}\n"
+)
+
+
+def test_predict_takes_a_calibration_as_search_does(app: typer.Typer, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(CALIBRATED.replace("DEVICE", "cpu"))
+    one = json.loads(_run(app, "predict", SPACE, "--json", "--top", "1", "--calibrated-by", str(file)))[0]
+    space = load_space(SPACE)
+    # The file's share of the bandwidth is of the links it measured; the space's are nominal.
+    figures = replace(read_machine(file), link_efficiency=0.8)
+    plan = Plan.from_dict(one["plan"])
+    told = Predictor(space.model, space.cluster, space.training, machine_figures=figures).predict(plan)
+    assert one["step_time_s"] == told.step_time_s
+    search = ("search", SPACE, "--fidelity", "predict", "--results-dir", str(tmp_path), "--calibrated-by", str(file))
+    assert CliRunner().invoke(whole_command_line, search, catch_exceptions=False).exit_code == 0
+    best = next(row for row in read_csv(tmp_path / "quickstart" / "trials.csv") if row.is_best)
+    assert best.predicted_step_time_s == one["step_time_s"]
+
+
+@pytest.mark.parametrize("command", [("predict",), ("search", "--fidelity", "predict")], ids=["predict", "search"])
+def test_a_calibration_of_another_device_is_refused(command: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(CALIBRATED.replace("DEVICE", "h100"))
+    given = (command[0], SPACE, *command[1:], "--calibrated-by", str(file))
+    with pytest.raises(UserError, match="its figures are of h100, not of cpu"):
+        CliRunner().invoke(whole_command_line, given, catch_exceptions=False)
+
+
+def test_the_software_follows_from_the_spaces_worker(app: typer.Typer, tmp_path: Path) -> None:
+    def peak(*options: str, **changes: Any) -> int:
+        space = _space(tmp_path, training__dtype="bfloat16", **changes)
+        plan = json.dumps({"pp": 2, "tp": 2, "schedule": "1f1b", "micro_batch_size": 1})
+        return json.loads(_run(app, "predict", space, "--plan", plan, "--json", *options))["peak_memory_bytes"]
+
+    by_stack = {stack: peak("--stack", stack) for stack in ("worker", "worker-cuda", "megatron")}
+    assert len(set(by_stack.values())) == 3
+    assert peak() == by_stack["worker"]
+    assert peak(worker__command="{python} pretrain_gpt.py {megatron_args}") == by_stack["megatron"]
+    assert peak("--stack", "worker", worker__command="x {megatron_args}") == by_stack["worker"]
+    assert peak(worker__command="python train.py {pp}") == by_stack["worker"]
+    assert peak(worker__command="torchrun {torchtitan_args}") == by_stack["worker"]
 
 
 @pytest.mark.parametrize(

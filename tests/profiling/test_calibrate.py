@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from autotune.cli import app
 from autotune.cost.devices import machine
 from autotune.cost.predict import predict_plan
 from autotune.errors import UserError
@@ -83,8 +84,43 @@ def test_cluster_file_is_a_section_of_a_space_file(calibration: Calibration, tmp
     pasted["cluster"] = yaml.safe_load(path.read_text(encoding="utf-8"))["cluster"]
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(pasted), encoding="utf-8")
     cluster = load_space(tmp_path / "space.yaml").cluster
-    assert cluster == replace(space.cluster, intra_node=calibration.link)
+    # What is written is what is reached: all of the link measured, and of the other one the share that is assumed.
+    assert calibration.machine.link_efficiency == 1.0
+    between = space.cluster.inter_node
+    reached = replace(between, bandwidth_bytes_per_s=0.8 * between.bandwidth_bytes_per_s)
+    assert cluster == replace(space.cluster, intra_node=calibration.link, inter_node=reached)
     assert read_machine(path) == calibration.machine
+
+
+def test_without_a_measured_link_the_links_stay_nominal(calibration: Calibration) -> None:
+    space = load_space(QUICKSTART)
+    nominal = replace(calibration, link=None, machine=calibration.machine.with_numbers(link_efficiency=0.8))
+    written = yaml.safe_load(cluster_file(nominal, space.cluster))
+    for level in ("intra_node", "inter_node"):
+        link = getattr(space.cluster, level)
+        assert written["cluster"]["links"][level]["bandwidth"] == link.bandwidth_bytes_per_s
+    assert written["machine"]["link_efficiency"] == 0.8
+
+
+@pytest.mark.skipif(any(Path("/dev").glob("nvidia[0-9]*")), reason="this machine has a GPU")
+def test_a_device_that_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no h100 in this machine: torch .* finds no GPU; --device cpu"):
+        calibrate("h100", seconds=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--device", "h1000"], "--device: unknown device 'h1000'; known: cpu"),
+        (["--seconds", "inf"], "--seconds must be a number of seconds above 0, not inf"),
+        (["--out", "DIR/new/cluster.yaml"], "there is no folder"),
+        (["--out", "DIR"], "it is a folder"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(options: list[str], complaint: str, tmp_path: Path) -> None:
+    command = ["calibrate", *(option.replace("DIR", str(tmp_path)) for option in options)]
+    with pytest.raises(UserError, match=complaint):
+        CLI.invoke(app, command, catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
