@@ -156,7 +156,7 @@ def _why_not(final: Final, rows: Sequence[Row]) -> str:
     if not final.holds_for(rows):
         return "the final was between other plans than those that lead now, so it doesn't count; --resume holds another"
     if not final.launches or final.upcoming() is not None:
-        return f"the final was cut short after {final.rounds} rounds, so it doesn't count; --resume finishes it"
+        return f"the final was cut short after {final.progress}, so it doesn't count; --resume finishes it"
     return "no plan got through the final, so it doesn't count: " + "; ".join(sorted(set(final.lost.values())))
 
 

@@ -130,6 +130,12 @@ class Final:
         upcoming = self._next
         return self._last if upcoming is None else upcoming[0] - 1
 
+    @property
+    def progress(self) -> str:
+        """How far it came: `1 of 3 to 8 rounds`."""
+        most = f" to {self.most_rounds}" if self.most_rounds > LEAST_ROUNDS else ""
+        return f"{self.rounds} of {LEAST_ROUNDS}{most} rounds"
+
     def upcoming(self) -> tuple[int, str] | None:
         """Round and plan of the next measurement; None when the final is over."""
         return self._next

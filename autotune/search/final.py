@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from autotune.errors import UserError
 from autotune.results.columns import Row
-from autotune.results.final import LEAST_ROUNDS, Final, FinalLaunch, pick_lineup
+from autotune.results.final import Final, FinalLaunch, pick_lineup
 from autotune.results.measurement import TrialOutcome
 from autotune.search.observer import Observer
 from autotune.space.plan import Plan
@@ -105,13 +105,13 @@ def hold_final(
         keep(final)
     while upcoming is not None:
         if spent := budget_spent(final):
-            begun = f"the final was cut short after {final.rounds} complete rounds" if final.launches else "no final"
+            begun = f"the final was cut short after {final.progress}" if final.launches else "no final"
             return Held(final if final.launches else so_far, remark=f"{begun}: {spent}")
         number, fingerprint = upcoming
         row = by_fingerprint[fingerprint]
         outcome = measure(row.trial or 0, number, plans[fingerprint])
         if outcome is None:
-            remark = f"the final was interrupted after {final.rounds} complete rounds; --resume goes on with it"
+            remark = f"the final was interrupted after {final.progress}; --resume goes on with it"
             return Held(final if final.launches else so_far, interrupted=True, remark=remark)
         launch = _launch_of(number, fingerprint, outcome)
         final = final.with_launch(launch)
@@ -127,10 +127,8 @@ def _launch_of(number: int, fingerprint: str, outcome: TrialOutcome) -> FinalLau
 
 
 def _begins(final: Final) -> str:
-    count = len(final.lineup.plans)
-    rounds = f"{LEAST_ROUNDS} to {final.most_rounds}" if final.most_rounds > LEAST_ROUNDS else str(LEAST_ROUNDS)
-    what = f"{count} plans in turns, {rounds} rounds, each in fresh processes"
-    return f"final: {what}" if not final.launches else f"going on with the final after {final.rounds} rounds: {what}"
+    what = f"{len(final.lineup.plans)} plans in turns, each in fresh processes"
+    return f"final, {final.progress}: {what}"
 
 
 def _told(launch: FinalLaunch) -> str:

@@ -200,7 +200,7 @@ def test_final_between_other_plans_than_now_lead_does_not_count() -> None:
     assert "measured steps" in found.sentences()[0]
     assert "between other plans" in found.sentences()[-1]
     cut = Final(final.lineup, 3, 8, final.launches[:7])
-    assert "cut short after 1 rounds" in compare(ROWS, cut).sentences()[-1]
+    assert "cut short after 1 of 3 to 8 rounds" in compare(ROWS, cut).sentences()[-1]
 
 
 def test_file_of_a_final_that_is_damaged_is_named(tmp_path: Path) -> None:
