@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from math import floor
 
@@ -55,17 +56,28 @@ def unroll(block: BuildingBlock, microbatches: int, limits: tuple[int, ...] | No
     within = limits or tuple(
         floor(block.steady_peak(device) * len(held)) for device, held in enumerate(device_stages(block.placement))
     )
-    ways: tuple[Callable[[Timetable], Timetable], ...] = (
-        lambda tight: reorder(tight, within),
-        lambda tight: reorder(tight, within, put_off_weights=True),
-        lambda tight: tight,
-    )
-    sample = squeeze(repeat(block, min(microbatches, COMPARED * block.devices)))
-    tables = [way(sample) for way in ways]
-    best = min(range(len(ways)), key=lambda way: tables[way].slots)
-    if sample.microbatches == microbatches:
-        return tables[best]
-    return ways[best](squeeze(repeat(block, microbatches)))
+    sample = COMPARED * block.devices
+    if microbatches <= sample:
+        return min(_each_way(block, microbatches, within), key=lambda table: table.slots)
+    return WAYS[_best_way(block, sample, within)](squeeze(repeat(block, microbatches)), within)
+
+
+WAYS: tuple[Callable[[Timetable, tuple[int, ...]], Timetable], ...] = (
+    lambda tight, within: reorder(tight, within),
+    lambda tight, within: reorder(tight, within, put_off_weights=True),
+    lambda tight, within: tight,
+)
+
+
+def _each_way(block: BuildingBlock, microbatches: int, within: tuple[int, ...]) -> list[Timetable]:
+    tight = squeeze(repeat(block, microbatches))
+    return [way(tight, within) for way in WAYS]
+
+
+@lru_cache(maxsize=256)
+def _best_way(block: BuildingBlock, microbatches: int, within: tuple[int, ...]) -> int:
+    slots = [table.slots for table in _each_way(block, microbatches, within)]
+    return slots.index(min(slots))
 
 
 def repeat(block: BuildingBlock, microbatches: int) -> Timetable:

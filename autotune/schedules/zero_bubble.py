@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 
 from autotune.errors import UserError
@@ -63,17 +64,25 @@ def zero_bubble(
     least = max(costs.activation)
     if memory_limit < least - EPSILON:
         raise UserError(f"{name} needs a memory limit of at least {least:g}, one microbatch, not {memory_limit:g}")
-    policies = [_Policy(*switches) for switches in product((False, True), repeat=3)]
-    sample = min(microbatches, COMPARED * devices)
-    trials = [(_time(_run(name, devices, sample, memory_limit, costs, policy), costs), policy) for policy in policies]
-    best = min(trials, key=lambda trial: trial[0])[1]
-    candidates = [_run(name, devices, microbatches, memory_limit, costs, best)]
-    for closed_form in (zb_h1, zb_h2):
-        order = closed_form(devices, microbatches).order
-        candidates.append(Schedule(name, microbatches, linear_placement(devices), order))
+    return replace(_searched(devices, microbatches, memory_limit, costs), name=name)
+
+
+# The same search serves names that differ in nothing but their limit, and the policy that wins on a sample serves
+# every number of microbatches above it: few are kept, a step of many passes is large.
+@lru_cache(maxsize=4)
+def _searched(devices: int, microbatches: int, memory_limit: float, costs: PassCosts) -> Schedule:
+    policy = _best_policy(devices, min(microbatches, COMPARED * devices), memory_limit, costs)
+    candidates = [_run(devices, microbatches, memory_limit, costs, policy)]
+    candidates += [closed_form(devices, microbatches) for closed_form in (zb_h1, zb_h2)]
     timelines = (simulate(candidate, costs) for candidate in candidates)
     fitting = [line for line in timelines if max(line.peak_activation) <= memory_limit * (1 + EPSILON)]
     return min(fitting, key=_rank).schedule
+
+
+@lru_cache(maxsize=256)
+def _best_policy(devices: int, microbatches: int, memory_limit: float, costs: PassCosts) -> _Policy:
+    policies = [_Policy(*switches) for switches in product((False, True), repeat=3)]
+    return min(policies, key=lambda policy: _time(_run(devices, microbatches, memory_limit, costs, policy), costs))
 
 
 def zb(devices: int, microbatches: int, memory_limit: float | None = None, costs: PassCosts | None = None) -> Schedule:
@@ -111,11 +120,11 @@ def _rank(timeline: Timeline) -> tuple[float, float]:
     return round(timeline.span, 9), round(timeline.makespan, 9)
 
 
-def _run(name: str, devices: int, microbatches: int, limit: float, costs: PassCosts, policy: _Policy) -> Schedule:
+def _run(devices: int, microbatches: int, limit: float, costs: PassCosts, policy: _Policy) -> Schedule:
     """One greedy run of all devices in the order of time."""
     pipeline = _Pipeline(devices, microbatches, limit, costs, policy)
     order = pipeline.run()
-    return Schedule(name, microbatches, linear_placement(devices), order)
+    return Schedule("zb", microbatches, linear_placement(devices), order)
 
 
 class _Pipeline:

@@ -23,6 +23,8 @@ __all__ = ["rank"]
 
 PREDICTED = "predicted by the cost model; nothing was run"
 SAVE_EVERY_S = 30.0
+# Saving takes at most this part of the time.
+_SAVE_SHARE = 20
 
 
 def rank(
@@ -46,7 +48,7 @@ def rank(
     observer.note(f"predicting {len(plans) - len(known)} plans")
     ended: Ended = "complete"
     troubles: dict[Plan, str] = {}
-    saved = time.monotonic()
+    due = time.monotonic() + SAVE_EVERY_S
     try:
         for plan in plans.values():
             if interrupt:
@@ -58,9 +60,10 @@ def rank(
                 known[plan] = forecaster.forecast(plan)
             except UserError as error:
                 troubles[plan] = f"not predicted: {error}"
-            if time.monotonic() > saved + SAVE_EVERY_S:
+            if (began := time.monotonic()) > due:
                 _book(space, folder, plans, known, troubles).write(PREDICTED)
-                saved = time.monotonic()
+                took = time.monotonic() - began
+                due = began + max(SAVE_EVERY_S, _SAVE_SHARE * took)
     finally:
         rows = _book(space, folder, plans, known, troubles).write(PREDICTED)
     return SearchResult(ended, rows, len(plans), "predict")
