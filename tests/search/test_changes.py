@@ -1,0 +1,155 @@
+"""What a study may change between two runs: rows hold where nothing they depend on changed, else it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import optuna
+import pytest
+from conftest import Bench, Notes
+
+from autotune.errors import UserError
+from autotune.search.identity import changes
+
+SMALL = "schedule: [1f1b, zb-h1]"
+
+
+@pytest.fixture
+def small(bench: Bench) -> Bench:
+    """Three legal plans: no pipeline, 1f1b and zb-h1 at pp 2."""
+    bench.edit_space("pp: [1, 2, 4]", "pp: [1, 2]")
+    bench.edit_space("tp: [1, 3]", "tp: [1]")
+    bench.edit_space("schedule: [1f1b, interleaved-1f1b, zb-h1, v-min]", SMALL)
+    return bench
+
+
+def test_widened_lists_keep_every_row_and_measure_what_is_new(small: Bench) -> None:
+    small.here()
+    before = {row["fingerprint"]: row for row in small.table()}
+    small.edit_space(SMALL, "schedule: [1f1b, zb-h1, v-min]")
+    small.edit_space("micro_batch_size: [2]", "micro_batch_size: [2, 4]")
+    notes = Notes()
+    result = small.here(notes, resume=True)
+    assert result.ended == "complete"
+    assert len(small.launches()) == len(set(small.launches())) == result.legal == 8
+    after = {row["fingerprint"]: row for row in small.table()}
+    assert all(after[fingerprint]["started"] == row["started"] for fingerprint, row in before.items())
+    assert "search.schedule: ['1f1b', 'zb-h1'] -> ['1f1b', 'zb-h1', 'v-min']" in notes
+    # The lists as they are now are the study's: the next resume has nothing to say of them.
+    again = Notes()
+    small.here(again, resume=True)
+    assert "search lists changed" not in again
+    assert len(small.launches()) == 8
+
+
+def test_narrowed_lists_keep_rows_that_left_the_space_out_of_the_table_until_they_are_back(small: Bench) -> None:
+    small.here()
+    small.edit_space(SMALL, "schedule: [1f1b]")
+    notes = Notes()
+    result = small.here(notes, resume=True)
+    assert [row["schedule"] for row in small.table()] == ["1f1b", "1f1b"]
+    assert result.legal == result.evaluated == 2
+    assert "1 measured plans are no longer in the space" in notes
+    small.edit_space("schedule: [1f1b]", SMALL)
+    small.here(resume=True)
+    assert small.states() == {"ok": 3}
+    assert len(small.launches()) == 3
+
+
+def test_another_memory_limit_judges_rows_anew_if_they_are_adopted_and_launches_nothing(small: Bench) -> None:
+    small.tell_worker({"when": {"schedule": "zb-h1"}, "do": "succeed", "peak": 2 << 20})
+    small.here(refuse_by_estimate=False)
+    assert small.states() == {"ok": 2, "oom": 1}
+    small.edit_space("memory_limit: 1MiB", "memory_limit: 4MiB")
+    with pytest.raises(UserError, match=r"(?s)memory_limit_bytes: 1048576 -> 4194304.*--adopt takes over the rows"):
+        small.here(resume=True)
+    small.here(resume=True, adopt=True)
+    assert small.states() == {"ok": 3}
+    small.edit_space("memory_limit: 4MiB", "memory_limit: 1001B")
+    result = small.here(resume=True, adopt=True, refuse_by_estimate=False)
+    assert result.best is None
+    # Of 4 ranks the last peaks at 1003 bytes, 2 over this limit.
+    assert {row["reason"].split(" on ")[0] for row in small.table() if row["schedule"] == "1f1b"} == {
+        "peaked at 1003 bytes, 2 bytes over the limit of 1001"
+    }
+    assert small.states() == {"oom": 3}
+    assert len(small.launches()) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("layers: 8", "layers: 16", "model.layers"),
+        ("global_batch_size: 16", "global_batch_size: 32", "training.global_batch_size"),
+    ],
+)
+def test_where_no_row_can_hold_adoption_says_so(small: Bench, old: str, new: str, named: str) -> None:
+    small.here(trials=1)
+    before = (small.study / "trials.csv").read_bytes()
+    small.edit_space(old, new)
+    small.edit_space("memory_limit: 1MiB", "memory_limit: 2MiB")
+    with pytest.raises(UserError) as told:
+        small.here(resume=True, adopt=True)
+    assert f"no row can be taken over by --adopt: what is measured depends on {named}" in str(told.value)
+    assert "--fresh" in str(told.value)
+    assert (small.study / "trials.csv").read_bytes() == before
+
+
+def test_differences_are_sorted_by_what_follows_from_them_with_the_fidelity_first() -> None:
+    stored = {"fidelity": "run", "model.layers": 8, "search.pp": [1], "cluster.memory_limit_bytes": 1, "clock": "wall"}
+    predictor = {f"predictor.value{number}": number for number in range(40)}
+    found = changes(
+        stored, {**predictor, **stored, "fidelity": "predict", "model.layers": 9, "search.pp": [2], "clock": "virtual"}
+    )
+    assert found.others == (
+        "fidelity: 'run' -> 'predict'",
+        "clock: 'wall' -> 'virtual'",
+        "model.layers: 8 -> 9",
+        "the predictor changed: 40 values",
+    )
+    assert found.lists == ("search.pp: [1] -> [2]",)
+    assert found.harmless == ()
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_a_study_of_somebody_else_under_the_same_name_is_left_alone(small: Bench, direction: str) -> None:
+    url = f"sqlite:///{small.path / 'other.db'}"
+    study = optuna.create_study(storage=url, study_name="tiny", direction=direction)
+    study.add_trial(optuna.trial.create_trial(value=1.0))
+    told = "has other objectives: minimize" if direction == "minimize" else "was not made by autotune"
+    with pytest.raises(UserError, match=told):
+        small.here(resume=True, storage=url)
+    assert [trial.value for trial in study.get_trials()] == [1.0]
+    assert not small.study.exists()
+
+
+def everything_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"storage": "postgresql://me@localhost:1/x"},
+        {"storage": "sqlite:////no/such/folder/x.db"},
+        {"storage": "nonsense"},
+        {"storage": "oracle://me@localhost/x", "resume": True},
+    ],
+)
+def test_a_search_that_could_not_start_leaves_nothing_behind(small: Bench, options: dict[str, object]) -> None:
+    before = everything_in(small.path)
+    with pytest.raises(UserError):
+        small.here(**options)
+    assert everything_in(small.path) == before
+
+
+def test_a_refused_resume_leaves_the_folder_as_it_was(small: Bench) -> None:
+    small.here(trials=1)
+    (small.study / ".lock").unlink()
+    before = everything_in(small.path)
+    with pytest.raises(UserError, match=r"there is no sqlite:///.*typo\.db"):
+        small.here(resume=True, storage=f"sqlite:///{small.path / 'typo.db'}")
+    small.edit_space("layers: 8", "layers: 16")
+    with pytest.raises(UserError, match=r"model\.layers"):
+        small.here(resume=True)
+    assert everything_in(small.path) == before
