@@ -52,6 +52,11 @@ def _place(outlook: Outlook, offset: int = 0) -> str:
     return f"{outlook.done + offset}/{outlook.goal}"
 
 
+def _device_hours(outlook: Outlook) -> str:
+    """What is spent of the budget of device-hours."""
+    return f"{outlook.device_hours:.3g} of {outlook.device_hours_limit:.3g} device-hours spent"
+
+
 class PlainProgress:
     """A line for every trial that ends."""
 
@@ -72,6 +77,7 @@ class PlainProgress:
 
     def trial_ended(self, row: Row, best: Row | None, outlook: Outlook) -> None:
         left = "" if outlook.seconds_left is None else f"; about {duration_text(outlook.seconds_left)} left"
+        left += f"; {_device_hours(outlook)}" if outlook.device_hours_limit is not None else ""
         leader = "" if best is None else f"; best {_rate_text(best)} ({best.describe()})"
         self._line(f"[{_place(outlook)}] trial {row.trial}: {_result_text(row)}{leader}{left}")
 
@@ -131,6 +137,8 @@ class LiveProgress:
         if self.outlook is not None:
             left = self.outlook.seconds_left
             left_text = "unknown until the first result" if left is None else f"about {duration_text(left)}"
+            if self.outlook.device_hours_limit is not None:
+                left_text += f"; {_device_hours(self.outlook)}"
             grid.add_row("left", Text(left_text))
             bar = ProgressBar(total=max(1, self.outlook.goal), completed=self.outlook.done, width=40)
             grid.add_row(_place(self.outlook), bar)
