@@ -28,6 +28,8 @@ _START_LIMIT_S = 60.0
 
 _STACKS_S = 4.0
 _SHORT_GRACE_S = 0.5
+_DOUBT_S = 3.0
+"""A node that has been silent for so long is not waited for when all is to end."""
 _SWEEP_S = 5.0
 
 # A launcher that a signal killed is noticed a little after its ranks, which die with it, have cut off those elsewhere.
@@ -182,7 +184,7 @@ class Crew:
 
     def _is_silent(self, index: int) -> bool:
         node = self._nodes[index]
-        return node.end is None and node.is_ready and time.monotonic() - node.heard_at > SILENCE_S
+        return node.end is None and node.is_ready and time.monotonic() - node.heard_at > _DOUBT_S
 
     def _hear(self, event: Event) -> None:
         if event.node is None:

@@ -103,7 +103,12 @@ class Client:
         self._sent: dict[int, float] = {}
         with open(log, "ab") as file:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=dict(environ)
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                env=dict(environ),
+                start_new_session=True,  # Ctrl-C at the tuner's terminal isn't for it
             )
 
     def begin(self, header: Mapping[str, Any]) -> None:

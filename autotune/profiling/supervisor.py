@@ -102,11 +102,18 @@ class Ending:
 def supervise(spec: LaunchSpec) -> Ending:
     """Run the command of `spec` to its end and end everything it started."""
     become_subreaper()
+    signals: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
     started_at, started = time.time(), time.monotonic()
     with open(Path(spec.folder, "launcher.log"), "ab") as log:
         part = _part_of(spec, log.fileno())
         loss = part.start()
-    cut = _Cut("launcher", loss.message) if loss is not None else _watch(part, spec, started)
+    cut = _Cut("launcher", loss.message) if loss is not None else _watch(part, spec, started, signals)
     part.end(spec.term_grace_s)
     return Ending(
         "exited" if cut is None else cut.kind,
@@ -135,19 +142,13 @@ def _part_of(spec: LaunchSpec, log: int) -> Part:
     return Crew(spec.command, spec.folder, spec.nodes, spec.term_grace_s)
 
 
-def _watch(part: Part, spec: LaunchSpec, started: float) -> _Cut | None:
+def _watch(part: Part, spec: LaunchSpec, started: float, signals: list[int]) -> _Cut | None:
     """Until the launch ends by itself (None), or must be ended.
 
     Args:
         started: by the monotonic clock.
+        signals: that have asked for the end, as they come.
     """
-    signals: list[int] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, stop)
     deadline, hang_timeout_s = started + spec.time_limit_s, spec.hang_timeout_s
     first_failure: float | None = None
     lifeline = _Lifeline()

@@ -101,9 +101,9 @@ class Running:
         """Of a worker, once it runs."""
         return int(read(self.folder / f"pid-{name}"))
 
-    def finish(self) -> TrialOutcome:
+    def finish(self, limit_s: float = 90.0) -> TrialOutcome:
         """How it ended. Nothing of it is alive then, on any node."""
-        self.thread.join(60)
+        self.thread.join(limit_s)
         assert self.ending is not None
         assert processes(self.owner) == []
         return assess(self.request, self.ending, self.folder, worker=self.worker)
