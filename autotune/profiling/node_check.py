@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import subprocess
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import UserError
+from autotune.profiling.command import environment
 from autotune.profiling.crew import header_of
 from autotune.profiling.hosts import Hosts
 from autotune.profiling.node_clients import Client, Event, NodeState, start_clients
@@ -120,7 +120,7 @@ def _ask(
     states = {index: NodeState(hosts.names[index]) for index in indexes}
     answers: dict[int, dict[str, Any]] = {}
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    environ = {name: value for name, value in os.environ.items() if name != MARKER}
+    environ = {name: value for name, value in environment("cpu", "").items() if name != MARKER}
     deadline = time.monotonic() + _LIMIT_S
     with tempfile.TemporaryDirectory(prefix="autotune-") as logs:
         clients: list[Client] = []
