@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from autotune.errors import UserError
 from autotune.results.predicted import Predicted
 from autotune.search.samplers import Observation
 from autotune.space.plan import Plan
@@ -72,19 +73,25 @@ def load_landscape(folder: Path) -> Landscape:
     """The landscape of a folder. Plans that a rule or the estimate of their memory refuses are no part of it.
 
     Columns are taken by their names, so a table of an older or newer version will do.
+
+    Raises:
+        UserError: the grid is not complete: plans were not run, or are not those of the space.
     """
     space = load_space(folder / "space.yaml")
     measured_steps = space.trial.measured_steps
     recorded, predicted = {}, {}
     with open(folder / "trials.csv", newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["state"] not in ("refused", "predicted")]
+        rows = [row for row in csv.DictReader(file) if row["state"] != "refused"]
+    if waiting := sum(row["state"] == "predicted" for row in rows):
+        raise UserError(f"{folder / 'trials.csv'} is no complete grid: {waiting} plans were not run")
     for row in rows:
         plan = _plan(row)
         recorded[plan] = _recorded(plan, row, measured_steps)
         if row["predicted_step_time_s"]:
             predicted[plan] = _predicted(row)
     plans = tuple(plan for plan in space.plans() if plan in recorded)
-    assert len(plans) == len(rows), f"{folder}: trials.csv has plans that space.yaml doesn't"
+    if len(plans) != len(rows):
+        raise UserError(f"{folder}: trials.csv has {len(rows)} plans, of which space.yaml has {len(plans)}")
     return Landscape(folder.name, plans, recorded, predicted, space.cluster.memory_limit_bytes)
 
 
