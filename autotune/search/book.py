@@ -65,10 +65,10 @@ class Book:
             if (told := self.forecasts.get(plan)) is not None and told.refusal is not None
         }
 
-    def left(self) -> list[Plan]:
-        """Legal plans that were neither evaluated nor refused by their estimate or by history."""
+    def left(self) -> dict[str, Plan]:
+        """Legal plans that were neither evaluated nor refused by their estimate or by history, by fingerprint."""
         done = self.rows.keys() | self.estimates.keys() | self.history.keys()
-        return [plan for fingerprint, plan in self.plans.items() if fingerprint not in done]
+        return {fingerprint: plan for fingerprint, plan in self.plans.items() if fingerprint not in done}
 
     def refuse_by_history(self) -> list[str]:
         """Refuse plans that can't fit, by the trials so far; the reasons of those that are new."""

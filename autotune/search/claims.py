@@ -127,13 +127,15 @@ class Claims:
 
         return self._database.run(operation)
 
-    def forget_study(self) -> None:
-        """Delete all that is known of the study."""
+    def forget_study(self, mark: str) -> None:
+        """Delete all that is known of the study, if it still has this mark."""
 
         def operation() -> None:
             with self._database.transaction() as connection:
-                for table in (_CLAIMS, _TUNERS, _STUDIES):
-                    connection.execute(delete(table).where(table.c.study == self._study))
+                row = (_STUDIES.c.study == self._study, _STUDIES.c.mark == mark)
+                if connection.execute(update(_STUDIES).where(*row).values(turn=_STUDIES.c.turn + 1)).rowcount == 1:
+                    for table in (_CLAIMS, _TUNERS, _STUDIES):
+                        connection.execute(delete(table).where(table.c.study == self._study))
 
         self._database.run(operation)
 

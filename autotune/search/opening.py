@@ -127,7 +127,8 @@ def _delete(database: Database, name: str, me: Tuner) -> None:
     study = optuna.load_study(study_name=name, storage=database.storage)
     claims = Claims(database, study._study_id, me)
     _require_alone(claims, "--fresh can't delete it")
-    claims.forget_study()
+    if (row := claims.study_row()) is not None:
+        claims.forget_study(row.mark)
     database.run(lambda: optuna.delete_study(study_name=name, storage=database.storage))
 
 
@@ -159,12 +160,13 @@ def _living(watch: Watch, claims: Claims) -> list[Tuner]:
 
 def _study_row(database: Database, study: optuna.Study, claims: Claims, identity: dict[str, Any]) -> StudyRow:
     """What is known of the study; of a new one what `identity` says. Tuners that begin it at once agree on one."""
+    row, is_claimed = claims.study_row(), bool(claims.all())
+    # Read last: a study gets its mark before its first claim.
     attrs = database.run(lambda: study.user_attrs)
-    row = claims.study_row()
-    if row is not None and (attrs[_MARK] != row.mark if _MARK in attrs else bool(claims.all())):
+    if row is not None and (attrs[_MARK] != row.mark if _MARK in attrs else is_claimed):
         # Of a study that was deleted behind our back, whose number was given to this one.
-        claims.forget_study()
-        row = None
+        claims.forget_study(row.mark)
+        row = claims.study_row()
     if row is None:
         if _IDENTITY not in attrs and database.run(lambda: study.get_trials(deepcopy=False)):
             raise UserError(

@@ -161,11 +161,8 @@ class Tuning:
 
     def _left(self) -> list[Plan]:
         """Plans that wait for a trial and that nobody is measuring."""
-        again = self._again()
-        waiting = [*self.book.left(), *(self.book.plans[fingerprint] for fingerprint in again)]
-        return (
-            [plan for plan in waiting if self.space.fingerprint(plan) not in self.flights] if self.flights else waiting
-        )
+        waiting = self.book.left() | {fingerprint: self.book.plans[fingerprint] for fingerprint in self._again()}
+        return [plan for fingerprint, plan in waiting.items() if fingerprint not in self.flights]
 
     def _again(self) -> list[str]:
         """Plans of which nothing is known but that launches failed, in other runs or of other tuners."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import optuna
@@ -153,3 +154,13 @@ def test_a_refused_resume_leaves_the_folder_as_it_was(small: Bench) -> None:
     with pytest.raises(UserError, match=r"model\.layers"):
         small.here(resume=True)
     assert everything_in(small.path) == before
+
+
+def test_claims_of_a_study_that_was_deleted_behind_our_back_do_not_haunt_the_next(small: Bench) -> None:
+    url = f"sqlite:///{small.path / 'shared.db'}"
+    small.here(storage=url)
+    optuna.delete_study(study_name="tiny", storage=url)
+    shutil.rmtree(small.study)
+    result = small.here(storage=url)
+    assert result.count("ok") == 3
+    assert len(small.launches()) == 6

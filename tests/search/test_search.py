@@ -145,6 +145,10 @@ def test_nothing_feasible_is_exit_code_1_with_the_closest_plan_and_a_whole_table
     compared = bench.run("compare", str(bench.study))
     assert compared.returncode == 1
     assert "nothing to compare" in compared.stdout
+    exported = bench.run("export", str(bench.study), "--to", "torchrun", "--out", "job")
+    assert exported.returncode == 2
+    assert "nothing to export" in exported.stderr
+    assert not (bench.path / "job").exists()
 
 
 def test_broken_schedule_is_refused_before_any_process_starts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
