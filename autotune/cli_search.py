@@ -135,7 +135,12 @@ def search(
     ] = 30.0,
     storage: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Database of the study (sqlite, postgresql, mysql). Default: DIR/study.db."),
+        typer.Option(
+            metavar="URL",
+            envvar="AUTOTUNE_STORAGE",
+            help="Database of the study (sqlite, postgresql, mysql). Default: DIR/study.db. The variable "
+            "AUTOTUNE_STORAGE keeps a password in it off the list of processes.",
+        ),
     ] = None,
     worker: Annotated[
         str | None,

@@ -55,7 +55,9 @@ _JSON = ReaderSettings()
 # Set by a launcher this tuner may itself run under; a rank that inherits them joins the wrong job.
 _FOREIGN_VARIABLES = re.compile(
     r"^(RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE|ROLE_WORLD_SIZE|ROLE_NAME"
-    r"|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING)$"
+    r"|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    # of the tuner alone: the address of its database may hold a password
+    r"|AUTOTUNE_STORAGE)$"
 )
 
 

@@ -39,6 +39,7 @@ MAIN = -1
 """Rank of a process that has none, such as a launcher or a worker that starts its own ranks; MAIN - i on node i."""
 
 _TAIL_BYTES = 16384
+_LINE_CHARACTERS = 2000
 # What a rank's files may be unlike, if something else than our code wrote them.
 _DAMAGED = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 _STACKS_BYTES = 1 << 20
@@ -151,8 +152,9 @@ def last_lines(path: Path, lines: int = 8) -> str:
 
 def last_of(text: str, lines: int = 8) -> str:
     """The last non-empty lines of a text, each of at most 500 characters, fit to be shown."""
-    found = [line.rstrip() for line in printable(text[-_TAIL_BYTES:]).splitlines() if line.strip()]
-    return "\n".join(line[:500] for line in found[-lines:])
+    found = [line for line in text.splitlines() if line.strip()][-lines:]
+    shown = [printable(line[:_LINE_CHARACTERS]).rstrip()[:500] for line in found]
+    return "\n".join(line for line in shown if line)
 
 
 def where_it_stands(folder: Path, name: str) -> str | None:

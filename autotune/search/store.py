@@ -14,6 +14,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from autotune.errors import UserError
 from autotune.profiling.process_tree import end_all, marked
 from autotune.profiling.supervised import end_leftovers
 from autotune.results.measurement import Measurement, TrialOutcome
@@ -396,7 +397,16 @@ def _peak_bytes(outcome: TrialOutcome) -> int | None:
 
 
 def _outcome(trial: FrozenTrial) -> TrialOutcome:
-    values = dict(trial.user_attrs[_OUTCOME])
+    """The stored outcome. Raises UserError if it is none."""
+    try:
+        return _read_outcome(dict(trial.user_attrs[_OUTCOME]))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"the study's database is damaged: trial {trial.number} has no whole outcome: {error!r}"
+        ) from None
+
+
+def _read_outcome(values: dict[str, Any]) -> TrialOutcome:
     if (measured := values["measurement"]) is not None:
         ranks = measured["peak_memory_bytes_per_rank"]
         measured = Measurement(**{**measured, "peak_memory_bytes_per_rank": tuple(ranks) if ranks else None})

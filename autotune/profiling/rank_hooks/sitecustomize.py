@@ -47,7 +47,8 @@ def _install() -> None:
     pid, before = os.getpid(), sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() == pid:  # not in a fork
+        # Not in a fork; and Ctrl-C is a signal, with which Python ends as if it had none of this.
+        if os.getpid() == pid and not issubclass(kind, KeyboardInterrupt):
             with contextlib.suppress(Exception):
                 _write(f"{base}.failure.json", _failure(kind, error, trace))
         before(kind, error, trace)
