@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from typing import Any
 
 from faults import sandbox
 from faults.kinds import KINDS, Kind, Machine
-from faults.study import Engine, Study
+from faults.study import STOP, Engine, Study, end_all_of
 
 PLAN_FAULTS, RUN_FAULTS = 8, 6  # of one study
 MOST_RUNS = 40
@@ -83,8 +84,13 @@ class Campaign:
             while waiting or hands:
                 while waiting:
                     hands.append(self._deal(waiting))
-                for left in pool.map(self._survive, hands):
-                    waiting += left
+                try:
+                    for left in pool.map(self._survive, hands):
+                        waiting += left
+                except BaseException:
+                    (self.root / STOP).touch()
+                    end_all_of(self.root)
+                    raise
                 hands = []
 
     def _heavy_studies(self, waiting: list[Kind]) -> list[tuple[Engine, int]]:
@@ -250,9 +256,11 @@ def main() -> int:
         flush=True,
     )
     reader, report = with_reader(root)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         campaign.run(kinds)
     finally:
+        end_all_of(root)
         assert reader.stdin is not None
         reader.stdin.close()
         reader.wait(60)

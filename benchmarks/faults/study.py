@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import random
-import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -27,6 +26,8 @@ ORPHAN_LIMIT_S = 10.0
 HANG_S, TRIAL_S = 5.0, 12.0
 MARK = "AUTOTUNE_FAULT_CAMPAIGN"
 SMALL_DISK_BYTES = 8 << 20
+STOP = "stop"
+"""A file of this name in the campaign's folder ends it: no tuner is started any more."""
 
 _SPACE = """\
 name: tiny
@@ -152,6 +153,8 @@ class Study:
 
     def start(self) -> None:
         """Start a tuner that begins the study or goes on with it."""
+        if (self.home.parent / STOP).exists():
+            raise RuntimeError("the campaign was stopped")
         self.runs += 1
         command = [*without_override(), sys.executable, "-m", "autotune.cli", "search", "space.yaml", "--resume"]
         # A final would launch measured plans again, on purpose.
@@ -375,13 +378,9 @@ class Study:
         clear(self.home)
 
 
-def signal_name(number: int) -> str:
-    return signal.Signals(number).name
-
-
-def later(seconds: float, act: Callable[[], object]) -> threading.Timer:
-    """Do something after a while, beside what goes on."""
-    timer = threading.Timer(seconds, act)
-    timer.daemon = True
-    timer.start()
-    return timer
+def end_all_of(root: Path) -> None:
+    """Kill what the tuners of a campaign have left, if it was cut short."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK, "").startswith(f"{root}/"):
+                process.kill()
