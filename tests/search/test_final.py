@@ -122,6 +122,8 @@ def test_a_final_cut_short_is_finished_by_resume(three: Bench, number: int) -> N
     three.tell_worker(slow_at, *times(s_1f1b=0.2, interleaved_1f1b=0.18, zb_h1=0.1))
     tuner = three.start("--final", "1")
     wait_until(lambda: len(three.launches()) == 3 + 3 + 1, limit_s=60)
+    beside = three.here(resume=True, final=1)
+    assert beside.no_final == "no final here: another search holds it"
     os.kill(tuner.pid, number)
     out, err = tuner.communicate(timeout=30)
     assert "Traceback" not in err
