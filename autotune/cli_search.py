@@ -153,11 +153,12 @@ def search(
         ),
     ] = None,
     launcher: Annotated[
-        Starter,
+        Starter | None,
         typer.Option(
-            help="Of --worker: torchrun starts it once per rank; none starts it once and it starts its ranks."
+            help="Of --worker: torchrun starts it once per rank (default); none starts it once and it starts its ranks.",
+            show_default=False,
         ),
-    ] = Starter.torchrun,
+    ] = None,
     hosts: Annotated[
         str | None,
         typer.Option(
@@ -234,10 +235,16 @@ def search(
     from autotune.profiling.command import parse_worker, worker_of
     from autotune.search.worker_plans import for_worker
 
-    given = None if worker is None else parse_worker(worker, launcher.value)
-    if dry_run:
-        _print_dry_run(for_worker(loaded, given or worker_of(loaded.worker)), as_json)
-        return
+    if launcher is not None and worker is None:
+        raise UserError(
+            "--launcher says how the command of --worker is started, which isn't given; a worker of the space file has "
+            "its own key, starter"
+        )
+    if storage is not None:
+        from autotune.search.storage_url import check_url
+
+        check_url(storage)
+    given = None if worker is None else parse_worker(worker, (launcher or Starter.torchrun).value)
     from autotune.search.options import SearchOptions
 
     assumptions = assumptions_of(loaded, stack, assume, given)
@@ -266,6 +273,9 @@ def search(
         final=final,
         final_rounds=final_rounds,
     )
+    if dry_run:
+        _print_dry_run(for_worker(loaded, given or worker_of(loaded.worker)), as_json)
+        return
     _run_search(loaded, options, as_json)
 
 
