@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from nodes import OWNER, processes, read, wait_until
+from test_nodes_hosts import LISTS
 
 from autotune.profiling.slurm import step_command
 
@@ -141,3 +142,10 @@ def test_srun_takes_every_option_of_ours(slurm: dict[str, str]) -> None:
     command = ["salloc", "-N2", "--exclusive", *step_command(("node1", "node2"), ("true",))]
     done = subprocess.run(command, env=slurm, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+# A name must not end in letters after a bracket for Slurm.
+@pytest.mark.parametrize(("text", "names"), [one for one in LISTS.items() if "]-" not in one[0] and "]." not in one[0]])
+def test_slurm_expands_node_lists_as_we_do(slurm: dict[str, str], text: str, names: list[str]) -> None:
+    shown = subprocess.run(["scontrol", "show", "hostnames", text], env=slurm, capture_output=True, text=True)
+    assert shown.stdout.split() == names
