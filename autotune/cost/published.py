@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from autotune.cost.assumptions import Assumptions, stack
+from autotune.cost.devices import Machine, machine
 from autotune.cost.predict import MeanPasses
+from autotune.cost.published_rows import PublishedRow, read_rows
 from autotune.errors import UserError
+from autotune.schedules.registry import SCHEDULES
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan, spread_layers
@@ -65,36 +66,18 @@ class PublishedTable:
     runs: tuple[PublishedRun, ...]
 
 
-def read_rows(name: str, folder: Path | None = None) -> list[dict[str, str]]:
-    """The rows of one CSV file; lines that begin with # are comments.
-
-    Args:
-        folder: None: the package's own data.
-
-    Raises:
-        UserError: the folder has no such file.
-    """
-    if folder is None:
-        text = resources.files("autotune.cost").joinpath(f"data/{name}").read_text(encoding="utf-8")
-    else:
-        path = folder / name
-        if not path.is_file():
-            raise UserError(f"{path} is missing: a folder of runs holds tables.csv, models.csv and runs.csv")
-        text = path.read_text(encoding="utf-8")
-    return list(csv.DictReader(line for line in text.splitlines() if line and not line.startswith("#")))
-
-
 def published_models(folder: Path | None = None) -> dict[str, ModelSpec]:
-    """The models of `models.csv` by name."""
-    return {row["model"]: _model(row) for row in read_rows("models.csv", folder)}
+    """The models of `models.csv` by name. Raises UserError for a wrong cell."""
+    return {row.text("model"): _model(row) for row in read_rows("models.csv", folder)}
 
 
-def _model(row: dict[str, str]) -> ModelSpec:
+def _model(row: PublishedRow) -> ModelSpec:
     sizes = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "sequence_length")
-    layers, hidden, heads, kv_heads, ffn_hidden, vocab, sequence = (int(row[key]) for key in sizes)
-    if row["style"] not in ("gpt", "llama"):
-        raise UserError(f"models.csv: style of {row['model']} must be gpt or llama, not {row['style']!r}")
-    gpt = row["style"] == "gpt"
+    layers, hidden, heads, kv_heads, ffn_hidden, vocab, sequence = map(row.integer, sizes)
+    for column, parts, whole in (("heads", heads, hidden), ("kv_heads", kv_heads, heads)):
+        if whole % parts:
+            raise row.wrong(column, f"{parts} doesn't divide {whole}")
+    gpt = row.word("style", ("gpt", "llama")) == "gpt"
     return ModelSpec(
         layers=layers,
         hidden=hidden,
@@ -112,7 +95,7 @@ def _model(row: dict[str, str]) -> ModelSpec:
         qkv_bias=gpt,
         attention_output_bias=gpt,
         mlp_bias=gpt,
-        name=row["model"],
+        name=row.text("model"),
     )
 
 
@@ -120,99 +103,144 @@ def load_tables(folder: Path | None = None) -> list[PublishedTable]:
     """Every published table, or those of a folder with tables.csv, models.csv, runs.csv (and pass_times.csv) alike.
 
     Raises:
-        UserError: a file is missing, or a row names an unknown model, table or assumption.
+        UserError: a file is missing, or a cell is wrong; the message names file, line and column.
     """
     models = published_models(folder)
     runs = read_rows("runs.csv", folder)
     has_passes = folder is None or (folder / "pass_times.csv").is_file()
     passes = _passes(folder) if has_passes else {}
     tables = read_rows("tables.csv", folder)
-    known = {row["table"] for row in tables}
+    known = {row.text("table") for row in tables}
     for row in runs:
-        if row["table"] not in known:
-            raise UserError(f"runs.csv: no table {row['table']!r} in tables.csv; known: {', '.join(sorted(known))}")
-        if row["model"] not in models:
-            raise UserError(f"runs.csv: no model {row['model']!r} in models.csv; known: {', '.join(sorted(models))}")
-    return [_table(row, [run for run in runs if run["table"] == row["table"]], models, passes) for row in tables]
+        row.word("table", tuple(known))
+        row.word("model", tuple(models))
+    return [
+        _table(row, [run for run in runs if run.text("table") == row.text("table")], models, passes) for row in tables
+    ]
 
 
 def _passes(folder: Path | None) -> dict[tuple[str, str, int], MeanPasses]:
     found = {}
     for row in read_rows("pass_times.csv", folder):
-        times = (float(row[key]) / 1e3 for key in ("forward_ms", "backward_ms", "weight_ms", "message_ms"))
-        found[row["table"], row["model"], int(row["microbatches"])] = MeanPasses(*times)
+        times = (row.number(column) / 1e3 for column in ("forward_ms", "backward_ms", "weight_ms", "message_ms"))
+        found[row.text("table"), row.text("model"), row.integer("microbatches")] = MeanPasses(*times)
     return found
 
 
 def _table(
-    row: dict[str, str],
-    runs: list[dict[str, str]],
+    row: PublishedRow,
+    runs: list[PublishedRow],
     models: dict[str, ModelSpec],
     passes: dict[tuple[str, str, int], MeanPasses],
 ) -> PublishedTable:
-    base = with_settings(stack(row["stack"]), row["assumptions"])
+    with row.blamed("device"):
+        figures = machine(row.text("device"))
+    with row.blamed("stack"):
+        software = stack(row.text("stack"))
+    with row.blamed("assumptions"):
+        base = with_settings(software, row.text("assumptions"))
     return PublishedTable(
-        name=row["table"],
-        source=row["source"],
-        device=row["device"],
-        memory_unit=row["memory_unit"],
-        fitted=tuple(_words(row["fitted"])),
-        fit_rows=tuple(_words(row["fit_rows"])),
-        fixed={key: float(value) for key, value in _pairs(row["fixed"])},
+        name=row.text("table"),
+        source=row.text("source"),
+        device=row.text("device"),
+        memory_unit=row.word("memory_unit", tuple(UNITS)),
+        fitted=_fitted(row, figures),
+        fit_rows=tuple(_words(row.text("fit_rows"))),
+        fixed=_fixed(row, figures),
         runs=tuple(
             _run(
-                run, row, base, models[run["model"]], passes.get((row["table"], run["model"], int(run["microbatches"])))
+                run,
+                row,
+                base,
+                models[run.text("model")],
+                passes.get((row.text("table"), run.text("model"), run.integer("microbatches"))),
             )
             for run in runs
         ),
     )
 
 
+def _numbers_of(figures: Machine) -> list[str]:
+    return [name for name in figures.__dataclass_fields__ if name != "name"]
+
+
+def _fitted(row: PublishedRow, figures: Machine) -> tuple[str, ...]:
+    known = _numbers_of(figures)
+    for name in _words(row.text("fitted")):
+        if name not in known:
+            raise row.wrong("fitted", f"no machine number {name!r}; known: {', '.join(known)}")
+    return tuple(_words(row.text("fitted")))
+
+
+def _fixed(row: PublishedRow, figures: Machine) -> dict[str, float]:
+    known, fixed = _numbers_of(figures), {}
+    with row.blamed("fixed"):
+        for name, text in _pairs(row.text("fixed")):
+            if name not in known:
+                raise UserError(f"no machine number {name!r}; known: {', '.join(known)}")
+            try:
+                fixed[name] = float(text)
+            except ValueError:
+                raise UserError(f"{name} must be a number, not {text!r}") from None
+    return fixed
+
+
 def _run(
-    run: dict[str, str], table: dict[str, str], base: Assumptions, model: ModelSpec, passes: MeanPasses | None
+    run: PublishedRow, table: PublishedRow, base: Assumptions, model: ModelSpec, passes: MeanPasses | None
 ) -> PublishedRun:
-    tp, pp, dp, held, samples, m = (
-        int(run[key]) for key in ("tp", "pp", "dp", "stages_per_device", "micro_batch_size", "microbatches")
-    )
-    assumptions = with_settings(base, run["assumptions"])
-    if run["recompute"] == "selective":
+    columns = ("tp", "pp", "dp", "stages_per_device", "micro_batch_size", "microbatches")
+    tp, pp, dp, held, samples, m = map(run.integer, columns)
+    with run.blamed("assumptions"):
+        assumptions = with_settings(base, run.text("assumptions"))
+    recompute = run.word("recompute", ("none", "selective", "full"))
+    if recompute == "selective":
         assumptions = replace(assumptions, selective_recompute=True)
+    if pp * held > model.layers:
+        raise run.wrong(
+            "pp", f"{pp} devices with {held} stages each need {pp * held} layers, the model has {model.layers}"
+        )
     plan = Plan(
         pp=pp,
         tp=tp,
         dp=dp,
         micro_batch_size=samples,
         microbatches=m,
-        schedule=run["schedule"],
+        schedule=run.word("schedule", tuple(SCHEDULES)),
         stages_per_device=held,
         layer_split=spread_layers(model.layers, pp * held),
-        recompute="full" if run["recompute"] == "full" else "none",
+        recompute="full" if recompute == "full" else "none",
     )
-    per_node = int(table["devices_per_node"])
+    per_node = table.integer("devices_per_node")
     cluster = ClusterSpec(
         nodes=-(-plan.devices // per_node),
         devices_per_node=per_node,
-        device=table["device"],
+        device=table.text("device"),
         memory_limit_bytes=None,
-        intra_node=Link(float(table["intra_latency"]), float(table["intra_bandwidth"])),
-        inter_node=Link(float(table["inter_latency"]), float(table["inter_bandwidth"])),
+        intra_node=_link(table, "intra"),
+        inter_node=_link(table, "inter"),
     )
     batch = samples * m * dp
-    step = float(run["step_time_s"]) if run["step_time_s"] else None
-    if run["samples_per_gpu_s"]:
-        step = batch / (float(run["samples_per_gpu_s"]) * plan.devices)
-    memory = float(run["peak_memory"]) * UNITS[table["memory_unit"]] if run["peak_memory"] else None
+    step, rate, memory = map(run.positive, ("step_time_s", "samples_per_gpu_s", "peak_memory"))
+    if rate is not None:
+        step = batch / (rate * plan.devices)
     return PublishedRun(
-        row=_row_name(model.name, plan, run["recompute"]),
+        row=_row_name(model.name, plan, recompute),
         model=model,
         cluster=cluster,
         training=TrainingSpec(global_batch_size=batch, dtype="bfloat16"),
         plan=plan,
         assumptions=assumptions,
         step_time_s=step,
-        peak_memory_bytes=memory,
+        peak_memory_bytes=None if memory is None else memory * UNITS[table.text("memory_unit")],
         passes=passes,
     )
+
+
+def _link(table: PublishedRow, name: str) -> Link:
+    bandwidth = table.positive(f"{name}_bandwidth")
+    if bandwidth is None:
+        raise table.wrong(f"{name}_bandwidth", "is empty")
+    return Link(table.number(f"{name}_latency"), bandwidth)
 
 
 def _row_name(model: str, plan: Plan, recompute: str) -> str:
