@@ -179,6 +179,7 @@ WORKER = Assumptions(
     sequence_parallel=True,
     regathers=False,
     sharding="fsdp",
+    gradient_bytes=4,
     fused_projections=False,
     fused_activation=False,
     fused_norms=False,
@@ -186,7 +187,10 @@ WORKER = Assumptions(
     message_buffers=2,
     workspace_bytes=0,
 )
-"""The worker of this package, on CPUs: FSDP2, eager kernels, sequence parallelism whenever tp > 1."""
+"""The worker of this package, on CPUs: FSDP2, eager kernels, sequence parallelism whenever tp > 1.
+
+In bfloat16 gradients are summed and reduced in float32, also without data parallelism.
+"""
 
 WORKER_CUDA = replace(WORKER, fused_norms=True, workspace_bytes=64 * MIB)
 """The worker on accelerators: torch has a fused RMS norm there."""

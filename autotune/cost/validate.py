@@ -75,8 +75,8 @@ def validate(folder: Path | None = None) -> list[Figure]:
         figures += _table_figures(table)
     if folder is None:
         figures += [
-            Figure(name, source, unit, tuple(RowError(*row) for row in rows), note="formulas of the authors, not runs")
-            for name, source, unit, rows in formula_figures()
+            Figure(name, source, unit, tuple(RowError(*row) for row in rows), note=note)
+            for name, source, unit, rows, note in formula_figures()
         ]
     return figures
 

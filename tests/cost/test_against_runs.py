@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from autotune.profiling.protocol import TrialRequest
 from autotune.schedules import registry
 from autotune.space.plan import Plan
 from autotune.space.space import load_space
+from autotune.space.training import DType
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
@@ -22,9 +24,13 @@ SPACE = Path(__file__).parents[2] / "search_spaces/quickstart.yaml"
 METHODS = [(4, 1, 1, "zb-h1"), (2, 2, 1, "1f1b"), (2, 1, 2, "v-half"), (1, 1, 4, "1f1b")]
 
 
-def test_every_rank_needs_the_memory_that_was_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_rank_needs_the_memory_that_was_predicted(
+    dtype: DType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
     space = load_space(SPACE)
+    space = replace(space, training=replace(space.training, dtype=dtype))
     pool = RankPool(DEFAULT_WORKER, tmp_path / "ranks")
     try:
         for trial, (pp, tp, dp, name) in enumerate(METHODS):

@@ -9,6 +9,7 @@ import pytest
 from autotune.cost.assumptions import MEGATRON, stack
 from autotune.cost.devices import Machine, machine
 from autotune.cost.fit import fit_machine, refit_to_trials
+from autotune.cost.formulas import BAR_STEP
 from autotune.cost.memory import MEMORY_ERROR
 from autotune.cost.predict import Predictor
 from autotune.cost.published import PublishedRun, load_tables, with_settings
@@ -110,10 +111,14 @@ def test_figure_1_of_the_recomputation_paper_is_exact_to_print(figures) -> None:
             assert row.predicted == pytest.approx(row.published, abs=0.0051)
 
 
-def test_figure_7_follows_from_the_papers_equations_within_what_its_bars_show(figures) -> None:
-    # The printed percentages are not the equations' to the last digit: 2/21 is 9.52 %, Figure 7 has 9.42 %.
-    for row in figures["Figure 7: activations of tensor parallelism alone"].rows:
-        assert row.predicted == pytest.approx(row.published, abs=0.15)
+def test_figure_7_follows_from_the_papers_equations_within_one_step_of_its_bars(figures) -> None:
+    # The printed percentages are not the equations' to the last digit (2/21 is 9.52 %, Figure 7 has 9.42 %): all are
+    # whole numbers of steps of 8/45 points, as print has it, so they tell heights of bars.
+    figure = figures["Figure 7: activations of tensor parallelism alone"]
+    for row in figure.rows:
+        assert round(round(row.published / BAR_STEP) * BAR_STEP, 2) == pytest.approx(row.published, abs=0.0051)
+        assert abs(row.predicted - row.published) < BAR_STEP
+    assert "16 are within one step" in figure.note
 
 
 def test_a_figure_tells_mean_maximum_and_what_was_fitted() -> None:

@@ -36,7 +36,8 @@ def _plan(pp: int, schedule: str = "1f1b", *, tp: int = 1, dp: int = 1, m: int =
         (ZERO_BUBBLE, "bfloat16", 1, 16),
         (WORKER, "float32", 1, 16),
         (WORKER, "float32", 4, 4 + 4 + 12 / 4),
-        (WORKER, "bfloat16", 4, 2 + 2 + 12 / 4),
+        (WORKER, "bfloat16", 1, 2 + 4 + 12),
+        (WORKER, "bfloat16", 4, 2 + 4 + 12 / 4),
     ],
 )
 def test_states_take_the_bytes_of_the_zero_paper(assumptions: Assumptions, dtype, dp: int, total: float) -> None:
