@@ -181,7 +181,9 @@ def _fixed(row: PublishedRow, figures: Machine) -> dict[str, float]:
             try:
                 fixed[name] = float(text)
             except ValueError:
-                raise UserError(f"{name} must be a number, not {text!r}") from None
+                fixed[name] = -1.0
+            if not 0 <= fixed[name] < float("inf"):
+                raise UserError(f"{name} must be a finite number of at least 0, not {text!r}")
     return fixed
 
 
@@ -195,9 +197,10 @@ def _run(
     recompute = run.word("recompute", ("none", "selective", "full"))
     if recompute == "selective":
         assumptions = replace(assumptions, selective_recompute=True)
-    if pp * held > model.layers:
+    # The first and the last stage may hold embedding and head alone.
+    if pp * held > model.layers + 2:
         raise run.wrong(
-            "pp", f"{pp} devices with {held} stages each need {pp * held} layers, the model has {model.layers}"
+            "pp", f"{pp} devices with {held} stages each need {pp * held - 2} layers, the model has {model.layers}"
         )
     plan = Plan(
         pp=pp,
