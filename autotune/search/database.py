@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _WAIT_S = 60.0
 """How long a database that went away is waited for."""
+_WAIT_AT_AN_END_S = 5.0
 _LOCK_S = 60
 _CONNECT_S = 10
 # Tuners that start at once create the tables at once; all but one fail at it, and find them there the next time.
@@ -50,7 +51,7 @@ class Database:
     Args:
         url: for SQLAlchemy, such as `sqlite:///study.db` or `postgresql://user:password@host/database`.
         note: told, once for each time, that the database is away and waited for.
-        give_up: whether waiting is to end at once.
+        give_up: whether the search is about to end: then it is waited for only a moment.
         wait_s: how long a database that went away is waited for. At the start none is: its URL may be wrong.
 
     Raises:
@@ -66,6 +67,7 @@ class Database:
     ) -> None:
         check_url(url)
         self._url, self._note, self._give_up, self._wait_s = url, note, give_up, wait_s
+        self._is_away = False
         self.shown = shown_url(url)
         _require_sound(url)
         self.storage = self._open(_with_driver(url))
@@ -85,7 +87,9 @@ class Database:
         said, nap_s = False, _FIRST_NAP_S
         while True:
             try:
-                return operation()
+                result = operation()
+                self._is_away = False
+                return result
             except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
                 message = self._message(error)
                 if not _passes(error):
@@ -94,7 +98,9 @@ class Database:
                 raise UserError(f"{self.shown} holds what no search wrote; it may be damaged: {error!r}") from None
             began = time.monotonic() if began is None else began
             waited_s = time.monotonic() - began
-            if waited_s >= self._wait_s or self._give_up():
+            # Waited for in vain once, it gets one try more for what is left to be tidied up.
+            if self._is_away or waited_s >= (_WAIT_AT_AN_END_S if self._give_up() else self._wait_s):
+                self._is_away = True
                 raise UserError(f"{message}; waited {waited_s:.0f} s for it; nothing is lost, --resume goes on")
             if not said and waited_s >= _SAY_AFTER_S:
                 said = True

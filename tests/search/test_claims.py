@@ -213,6 +213,9 @@ def test_a_database_that_stays_away_is_an_error_in_words(postgres: Any) -> None:
     try:
         with pytest.raises(UserError, match="nothing is lost, --resume goes on") as told:
             database.run(lambda: optuna.get_all_study_names(database.storage))
+        # What is tidied up after that isn't waited for again.
+        with pytest.raises(UserError, match="waited 0 s"):
+            database.run(lambda: optuna.get_all_study_names(database.storage))
     finally:
         postgres.start()
     assert "topsecret" not in str(told.value)
