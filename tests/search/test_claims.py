@@ -187,7 +187,10 @@ def test_devices_are_shared_on_one_machine_only_and_where_the_sets_meet() -> Non
     assert share_devices(tuner("a/1", "accelerator:all"), tuner("a/1", "accelerator:0"))
 
 
-def test_a_database_that_restarts_is_waited_for_and_nothing_is_lost(postgres: Any) -> None:
+def test_a_database_that_restarts_is_waited_for_and_nothing_is_lost(
+    postgres: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.search.database._SAY_AFTER_S", 0.0)  # however soon it is back
     study, notes = Study(postgres.url), list[str]()
     fingerprint, plan = next(iter(PLANS.items()))
     with study.store(study.tuner()) as store:
