@@ -95,16 +95,39 @@ def _load(path: Path) -> tuple[Any, Any]:
 
         loaded = load_space(path)
         return for_worker(loaded, worker_of(loaded.worker)), None
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        plan = Plan.from_dict(values["plan"])
-        space = path.parent / str(values["space"])
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        raise UserError(f"{path}: no plan file, which holds space (a path) and plan (its fields): {error!r}") from None
+    values = _plan_file(path)
+    plan, space = Plan.from_dict(values["plan"]), path.parent / values["space"]
     loaded = load_space(space)
     if problems := plan_problems(plan, loaded.model, loaded.cluster, loaded.training):
         raise UserError(f"{path}: this plan can't run in {space}: {'; '.join(problems)}")
     return loaded, plan
+
+
+def _plan_file(path: Path) -> dict[str, Any]:
+    """What a plan file holds: `space`, a path, and `plan`, every field of a Plan. Raises UserError."""
+    from autotune.space.plan import Plan
+
+    form = 'a plan file is JSON such as {"space": "my-space.yaml", "plan": {"pp": 4, ...}}'
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"can't read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no JSON ({error}); {form}") from None
+    if not isinstance(values, dict) or not isinstance(values.get("space"), str):
+        raise UserError(f"{path}: space must be the path of a space file; {form}")
+    if not isinstance(plan := values.get("plan"), dict):
+        raise UserError(f"{path}: plan must be an object with the fields of a plan; {form}")
+    fields = list(Plan.__dataclass_fields__)
+    if missing := [name for name in fields if name not in plan]:
+        raise UserError(f"{path}: the plan lacks {', '.join(missing)}; its fields are {', '.join(fields)}")
+    if unknown := [name for name in plan if name not in fields]:
+        raise UserError(f"{path}: the plan has no field {unknown[0]!r}; its fields are {', '.join(fields)}")
+    if not isinstance(plan["layer_split"], list):
+        raise UserError(f"{path}: layer_split must list the layers of every stage, not {plan['layer_split']!r}")
+    if not isinstance(plan["schedule"], str) or not isinstance(plan["recompute"], str):
+        raise UserError(f"{path}: schedule and recompute are texts")
+    return values
 
 
 def _told(plans: list[Any]) -> Iterator[Any]:
@@ -136,7 +159,7 @@ def _matching(space: Any, selection: str | None) -> list[Any]:
     else:
         try:
             wanted = json.loads(selection)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f'--plan is no JSON ({error}); write fields such as {{"pp": 4, "tp": 2}}') from None
         if not isinstance(wanted, dict):
             raise UserError('--plan must be a JSON object such as {"pp": 4, "tp": 2}')
