@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 from nodes import OTHER, OWNER, Running, once_a_node, once_a_rank, processes, supervisor_of, two_nodes, wait_until
-from nodes import make_request as request_of
 
+from autotune.profiling.command import WorkerCommand
 from autotune.profiling.node_check import check_nodes
 from autotune.profiling.process_tree import MARKER
 from autotune.results.measurement import TrialOutcome
@@ -95,8 +95,9 @@ def test_a_rank_that_fails_ends_the_trial_on_all_nodes(folder: Path) -> None:
     assert outcome.reason.endswith("ValueError: the fault of 1")
 
 
-def test_a_killed_rank_is_the_cause_across_nodes(folder: Path) -> None:
-    running = Running(folder, once_a_rank("sleep"), request_of(per_node=1))
+@pytest.mark.parametrize("worker", [once_a_node, pytest.param(once_a_rank, marks=pytest.mark.slow)])
+def test_a_killed_rank_is_the_cause_across_nodes(folder: Path, worker: Callable[[str], WorkerCommand]) -> None:
+    running = Running(folder, worker("sleep"))
     both_run(running)
     os.kill(running.pid("1"), signal.SIGKILL)
     outcome = end_in_time(running)
