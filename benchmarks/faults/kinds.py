@@ -100,7 +100,13 @@ def stopped_rank(study: Study, plan: str, machine: Machine) -> None:
 def dying_rank(study: Study, plan: str, machine: Machine) -> None:
     number = study.rng.choice(_DEADLY)
     study.rules[plan] = {"do": "die", "signal": int(number), "after_s": study.rng.random() * 0.2}
-    study.expected[plan] = {"killed"}
+    study.expected[plan] = {"killed"} | _also(number, machine)
+
+
+def _also(number: int, machine: Machine) -> set[str]:
+    """A rank that SIGKILL ends counts as out of memory if the kernel ended one for that at the same time, as it does in
+    the campaign's other studies."""
+    return {"oom"} if number == signal.SIGKILL and machine.memory_group is not None else set()
 
 
 # ---- faults of runs: each returns whether it hit, with the tuner's run going on or checked to its end
@@ -152,7 +158,7 @@ def rank_signal(study: Study, machine: Machine) -> bool:
     if number == signal.SIGTERM:
         study.retries[plan] += 1
     else:
-        study.expected[plan] = study.expected[plan] | {"killed"}
+        study.expected[plan] = study.expected[plan] | {"killed"} | _also(number, machine)
     return True
 
 

@@ -311,7 +311,8 @@ class Study:
         """The finished study: every plan once, in the right state, with its own numbers; nothing started in vain."""
         try:
             with open(self.folder / "trials.csv", newline="", encoding="utf-8") as file:
-                rows = [row for row in csv.DictReader(file) if row["state"] != "refused"]
+                # Points that a rule refuses are no plans and have no fingerprint.
+                rows = [row for row in csv.DictReader(file) if row["fingerprint"]]
         except OSError as error:
             self.blame("study", f"no table: {error}")
             return
@@ -321,15 +322,25 @@ class Study:
         for plan in found.keys() - set(self.plans):
             self.blame("study", f"a row of no plan of the space: {plan}")
         for plan in self.plans:
-            self._check_plan(plan, found[plan])
+            self._check_plan(plan, found[plan], self._may_be_refused(plan, found))
         self._check_store()
 
-    def _check_plan(self, plan: str, rows: list[dict[str, str]]) -> None:
+    def _may_be_refused(self, plan: str, found: dict[str, list[dict[str, str]]]) -> bool:
+        """Whether the same plan with smaller microbatches ran out of memory: then a search need not try this one."""
+        pp, tp, dp, size, *rest = plan.split()
+        smaller = [" ".join((pp, tp, dp, str(less), *rest)) for less in range(1, int(size))]
+        return any(row["state"] == "oom" for other in smaller for row in found[other])
+
+    def _check_plan(self, plan: str, rows: list[dict[str, str]], may_be_refused: bool) -> None:
         kind = (self.touched[plan] or ["study"])[-1]
         if len(rows) != 1:
             self.blame(kind, f"{len(rows)} rows of plan {plan}")
             return
         row = rows[0]
+        if row["state"] == "refused" and may_be_refused and row["reason"].startswith("history"):
+            if starts := self.starts().count(plan):
+                self.blame(kind, f"plan {plan} is refused by history, but was started {starts} times")
+            return
         if row["state"] not in self.expected[plan]:
             wanted = " or ".join(sorted(self.expected[plan]))
             self.blame(kind, f"plan {plan} ended {row['state']} ({row['reason'][:600]}), not {wanted}")
