@@ -1,4 +1,4 @@
-"""The fault campaign in short: every kind of fault once, and nothing lost, doubled, orphaned or shown as a traceback."""
+"""The fault campaign in short: a fault of every kind, and nothing lost, doubled, orphaned or shown as a traceback."""
 
 from __future__ import annotations
 

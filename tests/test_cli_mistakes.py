@@ -1,0 +1,87 @@
+"""A mistake in what was given is told in words: what is wrong, where, and what would be right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from autotune.cli import app
+from autotune.errors import UserError
+
+SPACE = str(Path(__file__).parents[1] / "search_spaces" / "quickstart.yaml")
+PLAN: dict[str, Any] = {
+    "pp": 2,
+    "tp": 1,
+    "dp": 2,
+    "micro_batch_size": 1,
+    "microbatches": 8,
+    "schedule": "1f1b",
+    "stages_per_device": 1,
+    "layer_split": [4, 4],
+    "recompute": "none",
+}
+
+
+def mistake(*arguments: str) -> str:
+    """What the command line is told by."""
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, UserError), (result.exception, result.output)
+    return str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--timeout", "-3"], "--timeout must be above 0 seconds"),
+        (["--resume", "--fresh"], "exclude each other"),
+        (["--storage", "nonsense"], "--storage is no database URL"),
+        (["--assume", "luck=1"], "no assumption 'luck'"),
+        (["--worker", "x {luck}"], "unknown placeholder {luck}"),
+        (["--fidelity", "predict", "--trials", "3"], "--trials means nothing with --fidelity predict"),
+    ],
+)
+def test_dry_run_checks_every_option(options: list[str], told: str) -> None:
+    assert told in mistake("search", SPACE, "--dry-run", *options)
+
+
+def test_launcher_without_worker_is_refused() -> None:
+    assert "--launcher says how the command of --worker is started" in mistake("search", SPACE, "--launcher", "none")
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("[", "is no JSON"),
+        ([], "space must be the path of a space file"),
+        ({"plan": PLAN}, "space must be the path of a space file"),
+        ({"space": SPACE}, "plan must be an object with the fields of a plan"),
+        ({"space": SPACE, "plan": {"pp": 2}}, "the plan lacks tp, dp, micro_batch_size"),
+        ({"space": SPACE, "plan": PLAN | {"size": 3}}, "the plan has no field 'size'; its fields are pp, tp"),
+        ({"space": SPACE, "plan": PLAN | {"layer_split": 4}}, "layer_split must list the layers of every stage, not 4"),
+        ({"space": SPACE, "plan": PLAN | {"pp": "2"}}, "pp must be a whole number from 1 up, not '2'"),
+        ({"space": SPACE, "plan": PLAN | {"schedule": 1}}, "schedule and recompute are texts"),
+    ],
+)
+def test_plan_file_that_is_none_is_told_by_what_it_lacks(tmp_path: Path, file: Any, told: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(file if isinstance(file, str) else json.dumps(file))
+    message = mistake("predict", str(path))
+    assert str(path) in message
+    assert told in message
+
+
+@pytest.mark.parametrize(
+    ("plan", "told"),
+    [("[" * 5000, "--plan is no JSON"), ("[]", "must be a JSON object"), ('{"luck": 1}', "no field 'luck'")],
+)
+def test_plan_option_that_is_none_is_told(plan: str, told: str) -> None:
+    assert told in mistake("predict", SPACE, "--plan", plan)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    assert "can't read" in mistake("predict", str(tmp_path / "none.json"))
+    assert "is missing" in mistake("validate", "--data", str(tmp_path))
