@@ -211,7 +211,7 @@ def _best_text(found: BestSchedule, proof: Proof | None, output: Format, *, to_f
     return "\n".join(lines) + "\n"
 
 
-FRONT_FORMATS = (Format.text, Format.json, Format.csv)
+FRONT_FORMATS = (Format.text, Format.csv, Format.json)
 
 
 def _front_text(front: list[BestSchedule], output: Format) -> str:

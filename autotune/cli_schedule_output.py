@@ -50,8 +50,9 @@ def choose_format(given: Format | None, out: Path | None, possible: Iterable[For
         endings = ", ".join(dict.fromkeys(_ENDINGS.values()))
         raise UserError(f"--out {out}: no format is known by the ending {ending!r}; give --format, or one of {endings}")
     chosen = given or (named[0] if named else Format.text)
-    if chosen not in (names := list(possible)):
-        raise UserError(f"this can be printed as {', '.join(kind.value for kind in names)}, not {chosen.value}")
+    names = [kind.value for kind in possible]
+    if chosen.value not in names:
+        raise UserError(f"this can be printed as {', '.join(names[:-1])} or {names[-1]}, not {chosen.value}")
     return chosen
 
 

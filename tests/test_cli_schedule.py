@@ -238,7 +238,7 @@ def test_what_is_drawn_into_a_picture_is_refused_in_any_other_format(option: str
         (("--prove", "nan"), "not nan"),
         (("--stages-per-device", "0"), "--stages-per-device must be at least 1, not 0"),
         (("--memory-limit", "1,-2"), "--memory-limit must be a number above 0 (leave it out for no limit), not -2"),
-        (("--front", "--format", "svg"), "this can be printed as text, json, csv, not svg"),
+        (("--front", "--format", "svg"), "this can be printed as text, csv or json, not svg"),
         (("--front", "--prove", "1"), "--prove works on one schedule"),
     ],
 )
