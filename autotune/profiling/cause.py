@@ -29,6 +29,9 @@ from autotune.results.measurement import State
 __all__ = ["cause"]
 
 _FRAMES_SHOWN = 4
+# Signals that no rank gets because another one failed. SIGABRT isn't one: communication libraries abort.
+_NO_CONSEQUENCE = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGINT)
+_NOTICED_LATE_S = 1.0
 _PYTHON_ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b")
 
 
@@ -105,7 +108,9 @@ def _first_failure(trial: _Trial) -> RankFailure | RankExit | None:
     spoke = {failure.rank for failure in told} | set(trial.reports)
     for rank, end in trial.exits.items():
         if rank not in spoke and end.exit_code != 0 and not _ended_by_us(end, trial):
-            failures.append((trial.at(rank, end.ended_at), rank, end))
+            # Its peers may have written down that they lost it before its end was noticed.
+            late_s = _NOTICED_LATE_S if end.signal in _NO_CONSEQUENCE else 0.0
+            failures.append((trial.at(rank, end.ended_at) - late_s, rank, end))
     if trial.ending.kind == "launcher" and (lost_at := trial.ending.cut_at) is not None:
         failures = [failure for failure in failures if failure[0] < lost_at]  # the others had lost a node
     return min(failures, key=lambda failure: failure[:2])[2] if failures else None
@@ -113,10 +118,11 @@ def _first_failure(trial: _Trial) -> RankFailure | RankExit | None:
 
 def _ended_by_us(end: RankExit, trial: _Trial) -> bool:
     """SIGTERM is how a launcher ends the ranks that outlive a failed one; the supervisor kills those that are deaf."""
-    if end.signal == signal.SIGTERM:
-        return True
     cut_at = trial.ending.cut_at
-    return end.signal == signal.SIGKILL and cut_at is not None and trial.at(end.rank, end.ended_at) >= cut_at
+    after_the_cut = cut_at is not None and trial.at(end.rank, end.ended_at) >= cut_at
+    if end.signal == signal.SIGTERM:
+        return end.asked or after_the_cut
+    return end.signal == signal.SIGKILL and after_the_cut
 
 
 def _reported(trial: _Trial, failure: RankFailure) -> tuple[State, str]:
@@ -136,6 +142,8 @@ def _silent_death(trial: _Trial, end: RankExit) -> tuple[State, str]:
     number = end.signal
     if number is None and trial.shell and end.exit_code is not None and 128 < end.exit_code < 160:
         number = end.exit_code - 128
+    if number == signal.SIGTERM and end.signal == number:
+        return "launcher", f"{trial.who(end.rank)} was ended from outside by SIGTERM"
     if number is None:
         how = f"{trial.who(end.rank)} failed first, with exit code {end.exit_code} and no report"
         return "failed", f"{how}{_told(lines)}"

@@ -55,7 +55,10 @@ def main(
     if child == 0:
         _exec(command, own_pid, cwd)
 
+    asked: list[int] = []
+
     def forward(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
@@ -71,6 +74,7 @@ def main(
             "exit_code": None if ended_by is not None else exit_code,
             "signal": ended_by,
             "ended_at": time.time(),
+            "asked": ended_by in asked,
             "peak_rss_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         },
     )

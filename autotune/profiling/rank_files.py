@@ -48,13 +48,20 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+
 
 @dataclass(frozen=True)
 class RankExit:
-    """How the command of one rank ended, as its `rank_entry` saw it. `ended_at` is UNIX time."""
+    """How the command of one rank ended, as its `rank_entry` saw it.
+
+    Attributes:
+        ended_at: UNIX time.
+        asked: the signal that ended it came by way of its `rank_entry`, as a launcher sends it; False: straight from
+            somebody else.
+    """
 
     rank: int
     exit_code: int | None
     signal: int | None
     ended_at: float
     peak_rss_bytes: int
+    asked: bool = True
 
 
 @dataclass(frozen=True)

@@ -355,3 +355,27 @@ def test_last_lines_of_a_huge_log_are_read_from_its_end(tmp_path: Path) -> None:
 
 def test_fake_worker_is_where_the_tests_say() -> None:
     assert FAKE.exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "asked", "state", "told"),
+    [
+        (signal.SIGKILL, False, "killed", "rank 1 was killed by SIGKILL"),
+        (signal.SIGSEGV, False, "killed", "rank 1 was killed by SIGSEGV"),
+        (signal.SIGTERM, False, "launcher", "rank 1 was ended from outside by SIGTERM"),
+        # by its launcher, because rank 0 failed
+        (signal.SIGTERM, True, "failed", "rank 0 failed first: RuntimeError: Connection closed by peer"),
+        # libraries abort ranks that lost a peer
+        (signal.SIGABRT, False, "failed", "rank 0 failed first"),
+    ],
+)
+def test_rank_ended_by_a_signal_is_the_cause_though_its_peer_told_first_that_it_lost_it(
+    tmp_path: Path, number: int, asked: bool, state: str, told: str
+) -> None:
+    write_report(tmp_path, 0, state="failed", error="RuntimeError: Connection closed by peer", failed_at=10.0)
+    write_exit(tmp_path, 0, 1, None, 10.2)
+    write_exit(tmp_path, 1, None, number, 10.3)
+    path = tmp_path / "rank-1.exit.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"asked": asked}))
+    outcome = assess(make_request(), replace(EXITED, exit_code=1), tmp_path)
+    assert (outcome.state, told in outcome.reason) == (state, True), outcome.reason
