@@ -8,8 +8,8 @@ Every plan runs twice by the built-in worker, first on the warm ranks (`--isolat
 their ratio, and the largest difference between the peak memories of any plan (of its heaviest rank, as everywhere). The
 exit code is 1 if warm ranks take half the time or more, a plan's peak differs by more than 1 %, or a trial is not `ok`.
 
-The largest difference of a single rank is printed beside it and not judged: a lighter rank's peak varies by a message or
-two from launch to launch, also between fresh launches, with the moment at which a message arrives.
+The largest difference of a single rank is printed beside it and not judged: a lighter rank's peak varies by a message
+or two from launch to launch, also between fresh launches, with the moment at which a message arrives.
 """
 
 from __future__ import annotations
