@@ -18,6 +18,13 @@ from pathlib import Path
 FOLDER = Path(os.environ["AUTOTUNE_RANK_FOLDER"])
 
 
+def write(name: str, text: str) -> None:
+    """A file that whoever waits for it finds whole."""
+    temporary = FOLDER / f".{name}"
+    temporary.write_text(text)
+    temporary.rename(FOLDER / name)
+
+
 def sleep(number: int) -> None:
     while True:
         time.sleep(0.1)
@@ -28,7 +35,7 @@ def daemon(number: int) -> None:
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            (FOLDER / f"pid-daemon-{number}").write_text(str(os.getpid()))
+            write(f"pid-daemon-{number}", str(os.getpid()))
             sleep(number)
         os._exit(0)
     sleep(number)
@@ -97,9 +104,7 @@ def main() -> None:
     if arguments.show:
         found["show"] = os.environ[arguments.show]
     for name, text in found.items():
-        temporary = FOLDER / f".{name}-{number}"
-        temporary.write_text(text)
-        temporary.rename(FOLDER / f"{name}-{number}")
+        write(f"{name}-{number}", text)
     if arguments.on in (None, number):
         globals()[arguments.action](number)
     else:

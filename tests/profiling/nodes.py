@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def read(path: Path) -> str:
 
 
 class Running:
-    """A launch in a thread, of which all processes carry the mark `owner`."""
+    """A launch in a thread, of which all processes carry the mark `owner`, which no other has."""
 
     def __init__(
         self,
@@ -76,9 +77,9 @@ class Running:
         hosts: Hosts | None = None,
         limit_s: float = 60.0,
         hang_s: float | None = None,
-        owner: str = OWNER,
     ) -> None:
-        self.folder, self.request, self.owner, self.worker = folder, request or make_request(), owner, worker
+        self.folder, self.request, self.worker = folder, request or make_request(), worker
+        self.owner = f"{OWNER}-{uuid.uuid4().hex}"  # one that fails leaves nothing to the next
         self.ending: Ending | None = None
         self.is_stopped = False
 
@@ -88,7 +89,7 @@ class Running:
                 worker,
                 folder,
                 limit_s,
-                owner,
+                self.owner,
                 lambda: self.is_stopped,
                 hang_s,
                 hosts or two_nodes(),

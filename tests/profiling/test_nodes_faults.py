@@ -73,7 +73,7 @@ def test_a_killed_supervisor_of_a_node_leaves_nothing_there(folder: Path) -> Non
     running = Running(folder, once_a_node("daemon", "--on", "1"))
     both_run(running)
     running.pid("daemon-1")
-    supervisor_of(OWNER, 1).kill()
+    supervisor_of(running.owner, 1).kill()
     outcome = end_in_time(running)
     assert (outcome.state, outcome.reason[: len(LOST)]) == ("launcher", LOST)
 
