@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -85,3 +90,17 @@ def test_plan_option_that_is_none_is_told(plan: str, told: str) -> None:
 def test_missing_files_are_named(tmp_path: Path) -> None:
     assert "can't read" in mistake("predict", str(tmp_path / "none.json"))
     assert "is missing" in mistake("validate", "--data", str(tmp_path))
+
+
+@pytest.mark.parametrize("cpu_s", [0.12, 0.16])
+def test_ctrl_c_while_modules_load_shows_no_traceback(cpu_s: float) -> None:
+    """In its first moments, here 0.08 s of CPU time, a process is Python's own."""
+    command = [sys.executable, "-m", "autotune", "search", SPACE, "--dry-run"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        seen = psutil.Process(process.pid)
+        while process.poll() is None and sum(seen.cpu_times()[:2]) < cpu_s:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGINT), (process.returncode, out, error)
+    assert error in ("interrupted\n", "")

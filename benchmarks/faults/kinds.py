@@ -25,6 +25,7 @@ ENDED_WELL = 0
 UNUSABLE = 2
 
 _DEADLY = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
+_PYTHON_STARTS_S = 0.08
 _LOCKER = """
 import sqlite3, sys, time
 database = sqlite3.connect(sys.argv[1], timeout=30, isolation_level=None)
@@ -240,7 +241,9 @@ def database_away(study: Study, machine: Machine) -> bool:
 def _at_a_random_moment(study: Study) -> bool:
     """Wait: into the start of the tuner, or into one of its next trials. False if the tuner has ended by then."""
     if study.rng.random() < 0.25:
-        time.sleep(study.rng.uniform(0.15, 2.5))
+        # In its first moments a process is Python's own: only what comes after is ours to get right.
+        study.wait(lambda: study.cpu_s() > _PYTHON_STARTS_S, 20.0)
+        time.sleep(study.rng.uniform(0.0, 2.0))
         return study.running
     if not study.wait_for_trials(study.rng.choice((1, 2, 3))):
         return False

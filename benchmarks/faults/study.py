@@ -156,7 +156,7 @@ class Study:
         if (self.home.parent / STOP).exists():
             raise RuntimeError("the campaign was stopped")
         self.runs += 1
-        command = [*without_override(), sys.executable, "-m", "autotune.cli", "search", "space.yaml", "--resume"]
+        command = [*without_override(), sys.executable, "-m", "autotune", "search", "space.yaml", "--resume"]
         # A final would launch measured plans again, on purpose.
         command += [
             "--sampler",
@@ -200,6 +200,15 @@ class Study:
     @property
     def running(self) -> bool:
         return self.tuner is not None and self.tuner.poll() is None
+
+    def cpu_s(self) -> float:
+        """CPU time of the tuner."""
+        assert self.tuner is not None
+        try:
+            times = psutil.Process(self.tuner.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return times.user + times.system
 
     def wait_for_trials(self, more: int, limit_s: float = 60.0) -> bool:
         """Wait until so many more trials have begun; False if the tuner ends before."""
