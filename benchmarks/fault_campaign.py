@@ -35,6 +35,7 @@ PLAN_FAULTS, RUN_FAULTS = 8, 6  # of one study
 MOST_RUNS = 40
 _LIGHT = ("reports", "result", "lines")
 GROUP_BYTES = 48 << 20
+SERVER_FAULTS = 5  # restarts of a database server
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Hand:
     engine: Engine
     faults: list[Kind]
     small_disk: bool = False
+    storage: str | None = None
 
 
 @dataclass
@@ -67,7 +69,9 @@ class Campaign:
         self.rng = random.Random(arguments.seed)
         self.tally = Tally()
         self.namespace = sandbox.enter_namespace()
-        self.machine = Machine(sandbox.memory_group(f"autotune-campaign-{os.getpid()}", GROUP_BYTES))
+        self.server = None if arguments.light else database_server()
+        group = sandbox.memory_group(f"autotune-campaign-{os.getpid()}", GROUP_BYTES)
+        self.machine = Machine(group, None if self.server is None else self._restart)
         self.numbers = iter(range(10_000))
 
     def run(self, kinds: list[Kind]) -> None:
@@ -80,6 +84,11 @@ class Campaign:
             for kind in faults:
                 waiting.remove(kind)
             hands.append(Hand(next(self.numbers), engine, faults))
+        if self.server is not None:
+            faults = [kind for kind in waiting if kind.name == "database"][:SERVER_FAULTS]
+            for kind in faults:
+                waiting.remove(kind)
+            hands.append(Hand(next(self.numbers), Engine("reports"), faults, storage=self.server.url))
         with ThreadPoolExecutor(self.arguments.jobs) as pool:
             while waiting or hands:
                 while waiting:
@@ -92,6 +101,11 @@ class Campaign:
                     end_all_of(self.root)
                     raise
                 hands = []
+
+    def _restart(self, away_s: float) -> None:
+        self.server.stop()
+        time.sleep(away_s)
+        self.server.start()
 
     def _heavy_studies(self, waiting: list[Kind]) -> list[tuple[Engine, int]]:
         """Studies whose ranks take seconds to start, and how many faults each gets."""
@@ -131,7 +145,7 @@ class Campaign:
     def _run_study(self, hand: Hand) -> list[Kind]:
         """Run a study with these faults until it is whole; the faults that found no target."""
         seed, faults = self.arguments.seed * 1000 + hand.number, hand.faults
-        study = Study(self.root / f"study-{hand.number:03d}", hand.engine, seed, hand.small_disk)
+        study = Study(self.root / f"study-{hand.number:03d}", hand.engine, seed, hand.small_disk, hand.storage)
         (study.home / "live").touch()
         if self.arguments.verbose:
             print(
@@ -201,6 +215,19 @@ class Campaign:
             self.tally.injected[kind.name] += 1
 
 
+def database_server() -> Any:
+    """A PostgreSQL server of the campaign's own; None where its programs are not installed."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fakes"))
+    from postgres import NoPostgresError, Postgres
+
+    try:
+        server = Postgres()
+    except NoPostgresError:
+        return None
+    server.folder.chmod(0o755)
+    return server
+
+
 def with_reader(root: Path) -> tuple[subprocess.Popen[bytes], Path]:
     """Start the process that reads all tables."""
     report = root / "reader.json"
@@ -252,6 +279,7 @@ def main() -> int:
         f"seed {arguments.seed}, {arguments.faults} faults of {len(kinds)} kinds; "
         f"small disks: {'tmpfs in a mount namespace' if campaign.namespace else 'none, mounting is forbidden'}; "
         f"out of memory: RLIMIT_AS{'' if group is None else ' and a memory cgroup'}; "
+        f"database: SQLite{'' if campaign.server is None else ' and a PostgreSQL server'}; "
         f"permissions: {'hold' if sandbox.permissions_hold() else 'none, root overrides them'}",
         flush=True,
     )
@@ -265,6 +293,8 @@ def main() -> int:
         reader.stdin.close()
         reader.wait(60)
         sandbox.drop_memory_group(group)
+        if campaign.server is not None:
+            campaign.server.close()
     read = json.loads(report.read_text()) if report.exists() else {"reads": 0, "problems": ["the reader died"]}
     campaign.tally.violations += [("reader", problem) for problem in read["problems"]]
     print_table(campaign.tally, read, kinds, time.monotonic() - began)

@@ -42,11 +42,11 @@ class Machine:
 
     Attributes:
         memory_group: a cgroup with little memory; None: only the limit of an address space makes memory run out.
-        restart_database: restarts the server that the study's database is in; None: it is a SQLite file.
+        restart_database: stops the server that a study's database is in for so many seconds; None: there is no server.
     """
 
     memory_group: str | None
-    restart_database: Callable[[], None] | None = None
+    restart_database: Callable[[float], None] | None = None
 
 
 # ---- faults of plans
@@ -219,12 +219,12 @@ def database_away(study: Study, machine: Machine) -> bool:
     if not _at_a_random_moment(study):
         return False
     if study.storage is not None and machine.restart_database is not None:
-        machine.restart_database()
-        # A search may say that its database is gone; then it goes on when told so.
-        if study.rng.random() < 0.5 and study.running:
-            return True
-        study.finish_run("database", {UNUSABLE, ENDED_WELL})
-        study.lost_launch("database")
+        at_work = study.begun() > 0
+        machine.restart_database(study.rng.uniform(0.1, 3.0))
+        if not study.running:
+            # A search that has begun waits; one that starts may have been given a wrong address.
+            study.finish_run("database", {ENDED_WELL} if at_work else {ENDED_WELL, UNUSABLE})
+            study.lost_launch("database")
         return True
     database = study.folder / "study.db"
     if not database.exists():
