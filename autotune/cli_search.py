@@ -155,7 +155,8 @@ def search(
     launcher: Annotated[
         Starter | None,
         typer.Option(
-            help="Of --worker: torchrun starts it once per rank (default); none starts it once and it starts its ranks.",
+            help="Of --worker: torchrun starts it once per rank (default); none starts it once, and it starts its "
+            "ranks.",
             show_default=False,
         ),
     ] = None,
