@@ -7,7 +7,9 @@ extrapolated from two shorter steps (`Pipeline.run`), which tests hold against t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -354,7 +356,20 @@ def pipeline(
     return Pipeline(microbatches, orders)
 
 
+@contextmanager
+def _no_search_for_cycles() -> Iterator[None]:
+    """Generators make hundreds of thousands of passes and no cycles; looking for some takes half of their time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 @cache
+@_no_search_for_cycles()
 def _order(name: str, devices: int, microbatches: int, stages_per_device: int, ratios: Ratios | None) -> Order:
     kind = registry.find(name)
     for problem in (kind.stages_problem(stages_per_device), kind.microbatches_problem(devices, microbatches)):
