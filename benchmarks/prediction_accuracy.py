@@ -3,6 +3,7 @@
     python benchmarks/prediction_accuracy.py                    # 48 plans of the quickstart model on 4 CPU ranks
     python benchmarks/prediction_accuracy.py --wall             # 2 ranks against the wall clock; needs 2 free cores
     python benchmarks/prediction_accuracy.py --cache FOLDER     # keep the profiles
+    python benchmarks/prediction_accuracy.py --study FOLDER     # every plan that a study has run, instead of running it
 
 Plans are drawn from all legal ones (every pp, tp, dp, micro-batch size), evenly over the schedules, profiled by one
 process and then run on warm ranks. Exit code 1 if a target below is missed.
@@ -32,6 +33,8 @@ from autotune.profiling.profile_cache import ProfileCache
 from autotune.profiling.profile_plan import PlanProfiler, Profile, wanted_keys
 from autotune.profiling.protocol import TrialRequest
 from autotune.results.measurement import Measurement
+from autotune.results.rows import plan_of
+from autotune.results.table import read_csv
 from autotune.schedules import registry
 from autotune.space.plan import Plan
 from autotune.space.space import Space, load_space
@@ -77,18 +80,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the plans that are taken")
     parser.add_argument("--steps", type=int, default=5, help="measured steps of every run")
     parser.add_argument("--wall", action="store_true", help="2 ranks, judged by the wall clock")
+    parser.add_argument("--study", type=Path, help="folder with space.yaml and trials.csv of a search that ran plans")
     parser.add_argument("--cache", type=Path, help="folder of the profiles; default: a temporary one")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
     ranks = 2 if options.wall else options.ranks
-    space = whole_space(load_space(options.space), ranks)
-    plans = evenly(space.plans(), options.plans, options.seed)
+    if options.study is None:
+        space, known = whole_space(load_space(options.space), ranks), {}
+        plans = evenly(space.plans(), options.plans, options.seed)
+    else:
+        space = load_space(options.study / "space.yaml")
+        known = measured_plans(options.study / "trials.csv")
+        plans = list(known)
     requests = [request_of(space, plan, number, options.steps) for number, plan in enumerate(plans)]
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         profiles = profile_all(space, requests, options.cache or Path(folder) / "cache")
         profiled = time.monotonic()
-        measured = run_all(requests, Path(folder) / "runs")
+        measured = [known[plan] for plan in plans] if known else run_all(requests, Path(folder) / "runs")
         ran = time.monotonic()
     compared = [compare(request, *pair) for request, *pair in zip(requests, profiles, measured, strict=True)]
     for one in compared:
@@ -114,6 +123,32 @@ def whole_space(space: Space, ranks: int) -> Space:
         schedule=tuple(registry.SCHEDULES),
     )
     return replace(space, search=search, cluster=replace(space.cluster, devices_per_node=ranks))
+
+
+def measured_plans(table: Path) -> dict[Plan, Measurement]:
+    """What a search has measured of the plans that ran within their limits, by its own clock."""
+    found = {}
+    for row in read_csv(table):
+        if row.state != "ok":
+            continue
+        assert row.step_time_s is not None
+        assert row.step_time_min_s is not None
+        assert row.step_time_max_s is not None
+        assert row.step_time_wall_s is not None
+        found[plan_of(row)] = Measurement(
+            clock=row.clock,  # type: ignore[arg-type]
+            step_time_s=row.step_time_s,
+            step_time_min_s=row.step_time_min_s,
+            step_time_max_s=row.step_time_max_s,
+            step_time_std_s=row.step_time_std_s or 0.0,
+            step_time_wall_s=row.step_time_wall_s,
+            peak_memory_bytes_per_rank=row.peak_memory_bytes_per_rank,
+            bubble_rate=row.bubble_rate,
+            loss=row.loss,
+            torch=row.torch,
+            device=row.device,
+        )
+    return found
 
 
 def evenly(plans: Sequence[Plan], number: int, seed: int) -> list[Plan]:
