@@ -75,7 +75,7 @@ class Crew:
         self._loss: Loss | None = None
         self._is_started = self._is_ending = self._rank_failed = False
         self._stopped: list[str] = []
-        self._answers = 0
+        self._answered: set[int] = set()
         self._progress: tuple[int, ...] = ()
         self._progressed_at = self._began_at = time.monotonic()
 
@@ -125,12 +125,16 @@ class Crew:
 
     def save_stacks(self) -> list[str]:
         """Have the ranks of every node write down where they stand; which of them a signal had stopped."""
-        self._answers, deadline = 0, time.monotonic() + _STACKS_S
+        self._answered, deadline = set(), time.monotonic() + _STACKS_S
         self._send({"do": "stacks"})
-        while self._answers < len(self._nodes) and time.monotonic() < deadline and self._loss is None:
-            self._listen()
+        while self._awaits_stacks() and time.monotonic() < deadline and self._loss is None:
             time.sleep(0.02)
+            self._listen()
         return list(self._stopped)
+
+    def _awaits_stacks(self) -> bool:
+        """Whether a node that still runs owes its answer; one that has ended gives none."""
+        return any(node.end is None and index not in self._answered for index, node in self._nodes.items())
 
     def post(self, name: str, text: str) -> None:
         """Write a file of the launch's folder on every node: what another node wrote, a network file system may hide
@@ -202,7 +206,7 @@ class Crew:
                 self._rank_failed = True
             case "stopped":
                 self._stopped += event.values["ranks"]
-                self._answers += 1
+                self._answered.add(event.node)
             case "ended":
                 end = event.values
                 self._rank_failed |= end["exit_code"] != 0

@@ -23,7 +23,7 @@ from typing import Any
 
 from autotune.profiling.node_words import SILENCE_S, Lines, fill_tokens, line_of
 from autotune.profiling.part import LocalPart, post_file
-from autotune.profiling.process_tree import become_subreaper, end_all, marked, processes_by_mark
+from autotune.profiling.process_tree import become_subreaper, end_all, processes_by_mark
 
 __all__ = ["free_port", "main"]
 
@@ -177,7 +177,11 @@ def _probe(node: int, header: dict[str, Any], head: _Head) -> None:
 
 def _sweep(marks: list[str]) -> int:
     """End the processes of these launches."""
-    found = [process for mark in marks for process in marked(mark)]
+    # Whole segments: the part of node 1 isn't that of node 10.
+    by_mark = processes_by_mark().items()
+    found = [
+        p for own, processes in by_mark if any(f"{own}/".startswith(f"{mark}/") for mark in marks) for p in processes
+    ]
     end_all(found, grace_s=0.0)
     return len(found)
 

@@ -69,7 +69,7 @@ class RankPool:
         When it returns, either every rank wrote an `ok` report and is idle, or no process is left.
         """
         prepare_folder(request, folder)
-        if self._ranks != request.plan.devices or self._jobs >= MOST_TRIALS:
+        if self._ranks != request.plan.devices or self._jobs >= MOST_TRIALS or self._died():
             self.close()
         started_at, started = time.time(), time.monotonic()
         running = self._launch or self._start(request, time_limit_s)
@@ -92,6 +92,11 @@ class RankPool:
         running, self._launch = self._launch, None
         if running is not None:
             running.close()
+
+    def _died(self) -> bool:
+        """Whether the ranks ended while they were idle, which says nothing about the plan that comes next."""
+        # The supervisor's last word may have to be read before its end is seen.
+        return self._launch is not None and any(self._launch.poll(0) is not None for _ in range(2))
 
     def _start(self, request: TrialRequest, time_limit_s: float) -> SupervisedLaunch:
         inbox = _new_inbox(self._folder)

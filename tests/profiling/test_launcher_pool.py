@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -141,6 +143,22 @@ def test_stop_request_ends_the_ranks(warm: Warm) -> None:
     warm.tell({"do": "sleep"})
     assert states(warm.run(stop_at="pid-0")) == ["stopped"]
     wait_until(lambda: not psutil.pid_exists(warm.pid(1)), limit_s=10)
+
+
+@pytest.mark.parametrize("how", ["killed", "idle for too long"])
+def test_ranks_that_ended_while_idle_are_held_against_no_plan(
+    warm: Warm, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how != "killed":
+        monkeypatch.setattr(module, "_IDLE_LIMIT_S", 0.1)
+    warm.run()
+    launch = warm.pool._launch
+    assert launch is not None
+    if how == "killed":
+        os.kill(warm.pid(0), signal.SIGKILL)
+    wait_until(lambda: launch._process.poll() is not None, limit_s=20)
+    assert states(warm.run()) == ["ok"]
+    assert warm.pid(0) != warm.pid(1)
 
 
 def test_another_number_of_ranks_gets_a_launch_of_its_own(warm: Warm) -> None:
