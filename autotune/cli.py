@@ -14,19 +14,23 @@ import typer
 
 from autotune import __version__, cli_calibrate, cli_predict, cli_search
 from autotune.cli_common import CTRL_C, EPILOG, NOTHING_FEASIBLE, USER_MISTAKE, Json, StudyDir, print_json
+from autotune.cli_mistakes import Commands
 from autotune.cli_schedule import schedule_app
 from autotune.errors import UserError
 from autotune.results.text import printable
 
 if TYPE_CHECKING:
     from autotune.results.columns import Row
+    from autotune.results.final import Final
 
 __all__ = ["app", "main"]
 
+_TOP = 20
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 app = typer.Typer(
     name="autotune",
+    cls=Commands,
     help="Find the parallel degrees, micro-batch size and pipeline schedule that train a model fastest.",
     epilog=EPILOG,
     no_args_is_help=True,
@@ -68,9 +72,12 @@ def results(
     study: StudyDir,
     sort: Annotated[str, typer.Option(metavar="COLUMN", help="Column to sort by.")] = "tokens_per_s",
     show_all: Annotated[
-        bool, typer.Option("--all", help="Also list the plans that are refused, and every prediction.")
+        bool,
+        typer.Option("--all", help="Also list the plans that are refused, every prediction, and every reason in full."),
     ] = False,
-    top: Annotated[int, typer.Option(min=0, help="Most plans to list that were only predicted.")] = 20,
+    top: Annotated[
+        int | None, typer.Option(min=0, help="Most plans to list that were only predicted. Default: 20.")
+    ] = None,
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Only plans than which none is both faster and smaller in peak memory.")
     ] = False,
@@ -90,24 +97,26 @@ def results(
         summary_line,
         without_the_slow_predictions,
     )
-    from autotune.results.final import read_final
-    from autotune.results.table import read_csv
 
-    rows = read_csv(study / "trials.csv")
+    if pareto and (show_all or top is not None):
+        given = " and ".join(name for name, is_given in (("--top", top is not None), ("--all", show_all)) if is_given)
+        mean = "mean" if " and " in given else "means"
+        raise UserError(f"{given} {mean} nothing with --pareto, which lists the plans of the front and no others")
+    rows = _rows(study)
     if pareto:
-        _print_pareto(rows, as_json)
+        _print_pareto(rows, sort, as_json)
         return
-    final = read_final(study / "final.json")
+    final = _final(study)
     shown = sort_rows([row for row in rows if show_all or row.state != "refused"], sort)
     if as_json:
         print_json([row.to_dict() for row in shown])
         return
-    shown, left_out = (shown, 0) if show_all else without_the_slow_predictions(shown, top)
+    shown, left_out = (shown, 0) if show_all else without_the_slow_predictions(shown, _TOP if top is None else top)
     console = make_console()
     console.print(results_table(shown))
     if left_out:
         console.print(f"{left_out} more plans were only predicted; --all or --top lists them", markup=False)
-    for line in reason_lines(shown):
+    for line in reason_lines(shown, whole=show_all):
         console.print(line, markup=False, soft_wrap=True)
     if show_all:
         for row in shown:
@@ -118,18 +127,47 @@ def results(
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _print_pareto(rows: Sequence[Row], as_json: bool) -> None:
+def _rows(study: Path) -> list[Row]:
+    """The table of a study."""
+    from autotune.results.table import read_csv
+
+    try:
+        return read_csv(study / "trials.csv")
+    except UserError as error:
+        raise UserError(f"{error}{_mended(study / 'trials.csv')}") from None
+
+
+def _final(study: Path) -> Final | None:
+    """The final of a study."""
+    from autotune.results.final import read_final
+
+    try:
+        return read_final(study / "final.json")
+    except UserError as error:
+        raise UserError(f"{error}{_mended(study / 'final.json')}") from None
+
+
+def _mended(file: Path) -> str:
+    """How a file that can't be used is mended; nothing where it isn't there at all."""
+    if not file.is_file():
+        return ""
+    how = "`autotune search SPACE --resume` writes it anew from the study's database"
+    return f"; {how} (a study of fidelity predict begins anew with --fresh)"
+
+
+def _print_pareto(rows: Sequence[Row], sort: str, as_json: bool) -> None:
     from autotune.report.pareto import pareto_sentence
-    from autotune.report.tables import make_console, results_table
+    from autotune.report.tables import make_console, results_table, sort_rows
     from autotune.results.pareto import pareto_front
 
     front = pareto_front(rows)
+    shown = sort_rows(front, sort)
     if as_json:
-        print_json([row.to_dict() for row in front])
+        print_json([row.to_dict() for row in shown])
         return
     console = make_console()
     if front:
-        console.print(results_table(front))
+        console.print(results_table(shown))
     console.print(pareto_sentence(front), markup=False, soft_wrap=True)
 
 
@@ -143,10 +181,8 @@ def compare(study: StudyDir, as_json: Json = False) -> None:
     """
     from autotune.report.tables import comparison_table, make_console
     from autotune.results.compare import compare as compare_rows
-    from autotune.results.final import read_final
-    from autotune.results.table import read_csv
 
-    comparison = compare_rows(read_csv(study / "trials.csv"), read_final(study / "final.json"))
+    comparison = compare_rows(_rows(study), _final(study))
     if as_json:
         print_json(comparison.to_dict())
     else:
@@ -176,18 +212,23 @@ def export(
     """
     from autotune.export.exporter import export_plan
     from autotune.results.rows import plan_of
-    from autotune.results.table import read_csv
     from autotune.space.space import load_space
 
     if trial is not None and fingerprint is not None:
         raise UserError("--trial and --fingerprint exclude each other: each names one plan")
-    rows = read_csv(study / "trials.csv")
+    rows = _rows(study)
     if fingerprint is not None:
         wanted, known = [row for row in rows if row.fingerprint == fingerprint], f"it has no plan {fingerprint!r}"
     elif trial is not None:
         wanted, known = [row for row in rows if row.trial == trial], f"it has no trial {trial}"
     else:
-        wanted, known = [row for row in rows if row.is_best], "no plan of it ran within its limits"
+        _final(study)  # which says what is the best: a damaged one is told, not passed over
+        wanted, known = [row for row in rows if row.is_best], ""
+        if not wanted:
+            typer.echo(
+                printable(f"error: nothing to export from {study}: no plan of it ran within its limits"), err=True
+            )
+            raise typer.Exit(NOTHING_FEASIBLE)
     if not wanted:
         raise UserError(f"nothing to export from {study}: {known}")
     row, space = wanted[0], load_space(study / "space.yaml")

@@ -16,7 +16,8 @@ CTRL_C = 130
 
 EPILOG = (
     "Exit codes: 0 done; 1 no plan ran within its limits; 2 a mistake in what was given, or a folder or database that "
-    "can't be used; 129, 130, 143 ended by SIGHUP, Ctrl-C, SIGTERM (go on with --resume)."
+    "can't be used; 129, 130, 143 ended by SIGHUP, Ctrl-C, SIGTERM (go on with --resume). 1 is of search, compare and "
+    "export; results prints the table of such a study, too, and ends with 0."
 )
 
 SpaceFile = Annotated[Path, typer.Argument(metavar="SPACE", help="Space file (YAML); see search_spaces/.")]

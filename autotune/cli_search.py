@@ -331,9 +331,10 @@ def _print_search(folder: Path, result: SearchResult) -> None:
     typer.echo(f"table: {folder / 'trials.csv'}")
     if (best := result.best) is not None:
         typer.echo(_best_line(best))
-        typer.echo(compare(result.rows, result.final).sentences()[0])
-        if result.no_final:
-            typer.echo(result.no_final)
+        comparison = compare(result.rows, result.final)
+        typer.echo(comparison.sentences()[0])
+        if remark := result.no_final or comparison.remark:
+            typer.echo(printable(remark))
     if result.refit is not None:
         typer.echo(f"predictions: {result.refit.sentence()}; --calibrated-by {folder} uses it")
 

@@ -122,6 +122,8 @@ def test_results_shows_the_best_first_and_every_reason(study: Path) -> None:
     assert "2.000x" in table[0]
     assert "baseline" in table[1]
     assert any("rank 1 failed first: [boom]" in line for line in lines)
+    assert not any("second line" in line for line in lines)
+    assert "second line" in run("results", str(study), "--all").stdout
     assert not any("gpipe" in line for line in lines)
     assert lines[-1] == "4 plans: 2 ok, 1 failed, 1 refused"
     assert "tp-heads: tp 3" in run("results", str(study), "--all").stdout
@@ -155,10 +157,22 @@ def test_results_as_json_has_every_column_and_null_for_what_is_missing(study: Pa
     assert list(rows[0]) == list(Row().to_dict())
 
 
-def test_sorting_by_an_unknown_column_lists_the_known_ones(study: Path) -> None:
-    done = run("results", str(study), "--sort", "speed")
+@pytest.mark.parametrize("pareto", [[], ["--pareto"]], ids=["table", "front"])
+def test_sorting_by_an_unknown_column_lists_the_known_ones(study: Path, pareto: list[str]) -> None:
+    done = run("results", str(study), "--sort", "speed", *pareto)
     assert done.returncode == 2
     assert "tokens_per_s" in done.stderr
+
+
+def test_damaged_files_are_told_with_what_mends_them_and_export_does_not_pass_them_over(study: Path) -> None:
+    (study / "final.json").write_text("{")
+    for command in (["results"], ["compare"], ["export", "--to", "torchrun", "--out", str(study / "job")]):
+        done = run(command[0], str(study), *command[1:])
+        assert done.returncode == 2
+        assert "final.json is damaged" in done.stderr
+        assert "--resume` writes it anew" in done.stderr
+    (study / "trials.csv").write_text("a poem")
+    assert "--resume` writes it anew" in run("compare", str(study)).stderr
 
 
 def test_output_that_goes_into_head_ends_quietly(study: Path) -> None:

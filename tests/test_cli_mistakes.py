@@ -53,6 +53,32 @@ def test_dry_run_checks_every_option(options: list[str], told: str) -> None:
     assert told in mistake("search", SPACE, "--dry-run", *options)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("search SPACE --trials abc", "--trials must be a whole number of at least 1, not 'abc'"),
+        ("search SPACE --trials 0", "--trials must be a whole number of at least 1, not 0"),
+        ("search SPACE --final -1", "--final must be a whole number of at least 0, not -1"),
+        ("search SPACE --final-rounds 2", "--final-rounds must be a whole number of at least 3, not 2"),
+        ("search SPACE --takeover-after nan", "--takeover-after must be a number of at least 1, not nan"),
+        ("search SPACE --seed 1.5", "--seed must be a whole number, not 1.5"),
+        ("search SPACE --fidelity foo", "--fidelity must be one of predict, profile, run, not 'foo'"),
+        ("results DIR --top -1", "--top must be a whole number of at least 0, not -1"),
+        ("export DIR --to x --out y", "--to must be one of torchrun, megatron, torchtitan, not 'x'"),
+        ("calibrate --nodes 0 --out x", "--nodes must be a whole number from 1 to 100000, not 0"),
+        ("predict SPACE --top 0", "--top must be a whole number of at least 1, not 0"),
+        ("schedule show v-half --devices q --microbatches 2", "--devices must be a whole number, not 'q'"),
+        ("results DIR --pareto --top 1 --all", "--top and --all mean nothing with --pareto"),
+        ("results DIR --pareto --all", "--all means nothing with --pareto"),
+        ("search SPACE --fidelity predict --final 2 --trials 2", "--final and --trials mean nothing with"),
+    ],
+)
+def test_illegal_value_is_told_by_option_rule_and_value(arguments: str, told: str) -> None:
+    message = mistake(*(SPACE if word == "SPACE" else word for word in arguments.split()))
+    assert message.startswith(told)
+    assert "\n" not in message
+
+
 def test_launcher_without_worker_is_refused() -> None:
     assert "--launcher says how the command of --worker is started" in mistake("search", SPACE, "--launcher", "none")
 

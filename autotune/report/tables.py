@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from autotune.errors import UserError
 from autotune.report.numbers import bytes_text, count_text, number_text, seconds_text
 from autotune.results.columns import COLUMNS, Row
 from autotune.results.compare import Comparison, Contest
-from autotune.results.text import printable
+from autotune.results.text import first_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -177,15 +178,36 @@ def _share_text(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def reason_lines(rows: Sequence[Row]) -> list[str]:
-    """Why plans are not ok: one line a plan that ran, one a rule for those refused without a run."""
-    lines = []
-    for row in rows:
-        if row.state not in ("ok", "refused", "predicted"):
-            first, *more = row.reason.splitlines() or [""]
-            lines.append(f"{row.state}: trial {row.trial}, {row.describe()}: {first}")
-            lines += [f"    {line}" for line in more]
+def reason_lines(rows: Sequence[Row], whole: bool = False) -> list[str]:
+    """Why plans that were run are not ok: one line for all whose reasons differ only in numbers.
+
+    Args:
+        whole: instead every plan with every line of its reason, which may hold a traceback.
+    """
+    troubled = [row for row in rows if row.state not in ("ok", "refused", "predicted")]
+    if whole:
+        return [line for row in troubled for line in _whole_reason(row)]
+    kinds: dict[tuple[str, str], list[Row]] = {}
+    for row in troubled:
+        kinds.setdefault((row.state, _NUMBERS.sub("", first_line(row.reason))), []).append(row)
+    lines = [_kind_line(alike) for alike in kinds.values()]
+    if len(kinds) < len(troubled) or any("\n" in row.reason for row in troubled):
+        lines.append("--all lists every reason in full")
     return lines
+
+
+_NUMBERS = re.compile(r"\d[\d.,]*")
+
+
+def _whole_reason(row: Row) -> list[str]:
+    first, *more = row.reason.splitlines() or [""]
+    return [f"{row.state}: trial {row.trial}, {row.describe()}: {first}", *(f"    {line}" for line in more)]
+
+
+def _kind_line(alike: Sequence[Row]) -> str:
+    row = alike[0]
+    which = f"trial {row.trial}, {row.describe()}: {first_line(row.reason)}"
+    return f"{row.state}: {which}" if len(alike) == 1 else f"{row.state}: {len(alike)} plans, such as {which}"
 
 
 def summary_line(rows: Sequence[Row]) -> str:

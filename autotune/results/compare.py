@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.results.columns import Row
-from autotune.results.final import Final
+from autotune.results.final import Final, pick_lineup, too_few
 from autotune.results.measurement import Fidelity
 from autotune.results.ratios import CONFIDENCE
 from autotune.results.sentences import final_sentence, search_sentence
@@ -154,10 +154,12 @@ def _by_final(rows: Sequence[Row], final: Final) -> Comparison:
 
 def _why_not(final: Final, rows: Sequence[Row]) -> str:
     if not final.holds_for(rows):
-        return "the final was between other plans than those that lead now, so it doesn't count; --resume holds another"
+        few = too_few(pick_lineup(rows, final.top))
+        so = f"there is none to hold now, {few}" if few else "--resume holds another"
+        return f"the final was between other plans than those that lead now, so it doesn't count; {so}"
     if not final.launches or final.upcoming() is not None:
         return f"the final was cut short after {final.progress}, so it doesn't count; --resume finishes it"
-    return "no plan got through the final, so it doesn't count: " + "; ".join(sorted(set(final.lost.values())))
+    return final.decided_nothing
 
 
 def _contest(name: str, best: Row | None, other: Row | None, fidelity: Fidelity) -> Contest | None:

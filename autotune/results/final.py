@@ -8,6 +8,7 @@ alone decide. Everything here follows from the launches made so far: an interrup
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -17,9 +18,10 @@ from typing import Any
 from autotune.errors import UserError
 from autotune.results.columns import Row
 from autotune.results.ratios import RatioInterval, paired_ratio
+from autotune.results.text import first_line
 from autotune.results.verdict import INTERLEAVED_SCHEDULE, fastest, is_baseline_schedule
 
-__all__ = ["LEAST_ROUNDS", "NARROW", "Final", "FinalLaunch", "Lineup", "pick_lineup", "read_final"]
+__all__ = ["LEAST_ROUNDS", "NARROW", "Final", "FinalLaunch", "Lineup", "pick_lineup", "read_final", "too_few"]
 
 LEAST_ROUNDS = 3
 """Rounds before anything is decided: the scatter of two says next to nothing."""
@@ -45,18 +47,30 @@ class Lineup:
 
 
 def pick_lineup(rows: Sequence[Row], top: int) -> Lineup:
-    """The `top` fastest measured plans of a study and both baselines, each once."""
+    """The `top` fastest measured plans of a study and both baselines, each once.
+
+    Where that is one plan alone, the fastest itself a baseline, the next fastest is its opponent.
+    """
     measured = [row for row in rows if row.state == "ok" and row.tokens_per_s is not None]
     ranked = sorted(measured, key=lambda row: -(row.tokens_per_s or 0.0))
     baseline = fastest(measured, is_baseline_schedule, "run")
     interleaved = fastest(measured, lambda row: row.schedule == INTERLEAVED_SCHEDULE, "run")
     first = {row.fingerprint for row in ranked[:top]}
     wanted = first | {row.fingerprint for row in (baseline, interleaved) if row is not None}
+    if len(wanted) == 1:
+        wanted |= {row.fingerprint for row in ranked[:2]}
     return Lineup(
         tuple(row.fingerprint for row in ranked if row.fingerprint in wanted),
         None if baseline is None else baseline.fingerprint,
         None if interleaved is None else interleaved.fingerprint,
     )
+
+
+def too_few(lineup: Lineup) -> str:
+    """Why there is nothing to hold a final between; empty if there is."""
+    if len(lineup.plans) > 1:
+        return ""
+    return "only one plan ran within its limits" if lineup.plans else "no plan ran within its limits"
 
 
 @dataclass(frozen=True)
@@ -144,6 +158,15 @@ class Final:
     def decides(self) -> bool:
         """Whether it has rounds enough to decide the study, and a plan that got through them."""
         return self.best is not None
+
+    @property
+    def decided_nothing(self) -> str:
+        """That no plan got through a final that is over, and why not; empty of every other final."""
+        if not self.launches or self._next is not None or self.best is not None:
+            return ""
+        causes = Counter(first_line(cause) for cause in self.lost.values())
+        told = "; ".join(f"{count} plan{'s' * (count > 1)} {cause}" for cause, count in causes.most_common())
+        return f"the final decided nothing, no plan got through it ({told}); --resume holds it again"
 
     @cached_property
     def best(self) -> str | None:

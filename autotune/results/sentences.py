@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.results.columns import Row
+from autotune.results.text import first_line
 
 if TYPE_CHECKING:
     from autotune.results.compare import Contest
@@ -43,7 +44,8 @@ def final_sentence(best: Row, contest: Contest | None, challenger: Contest | Non
         return said if challenger is None else f"{said}; {_behind(challenger)}"
     plans = f"{best.describe()} against {contest.other.describe()}, {contest.rounds} rounds of the final"
     if contest.ratio is None or contest.low is None or contest.high is None:
-        return f"no ratio over {family}: {contest.other.describe()} fell out of the final ({contest.trouble})"
+        why = first_line(contest.trouble)
+        return f"no ratio over {family}: {contest.other.describe()} fell out of the final ({why})"
     ratio, interval = interval_text(contest.ratio, contest.low, contest.high)
     if contest.beyond_spread:
         return f"{ratio} ({interval}) over {family}: {plans}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["printable"]
+__all__ = ["first_line", "printable"]
 
 # Sequences as a whole: colours and cursor (CSI), titles and links (OSC and its kin), then single escapes.
 _SEQUENCES = re.compile(
@@ -20,6 +20,11 @@ def printable(text: str) -> str:
     """`text` without terminal sequences, other control characters written out (`\\x07`); line breaks and tabs stay."""
     text = _SEQUENCES.sub("", text.replace("\r\n", "\n"))
     return _UNSHOWABLE.sub(lambda match: _escaped(ord(match[0])), text)
+
+
+def first_line(text: str) -> str:
+    """What a reason begins with: its other lines may quote a whole traceback."""
+    return text.split("\n", 1)[0].rstrip()
 
 
 def _escaped(code: int) -> str:

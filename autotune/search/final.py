@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 from autotune.errors import UserError
 from autotune.results.columns import Row
-from autotune.results.final import Final, FinalLaunch, pick_lineup
+from autotune.results.final import Final, FinalLaunch, pick_lineup, too_few
 from autotune.results.measurement import TrialOutcome
+from autotune.results.text import first_line
 from autotune.search.observer import Observer
 from autotune.space.plan import Plan
 
@@ -41,7 +42,8 @@ class Held:
     Attributes:
         final: as far as it came; None without one.
         interrupted: whether an interrupt ended it.
-        remark: why there is none, or why it isn't finished; empty if it is, or none was wanted.
+        remark: why there is none, why it isn't finished, or why it decided nothing; empty if it decides, or none was
+            wanted.
     """
 
     final: Final | None
@@ -79,6 +81,7 @@ def hold_final(
     keep: Callable[[Final], None],
     budget_spent: Callable[[Final], str],
     observer: Observer,
+    again: bool = False,
 ) -> Held:
     """Hold the final between the plans that the rows of a study call for, or finish the one that it has.
 
@@ -89,24 +92,27 @@ def hold_final(
         so_far: the study's final. One between other plans is over; its time counts on.
         keep: stores the final after every launch.
         budget_spent: which budget of the study leaves no time for another launch; empty if none is spent.
+        again: hold a final anew that no plan got through. Its time counts on, too.
     """
     lineup = pick_lineup(rows, top)
-    if len(lineup.plans) < 2:
-        few = "only one plan ran" if lineup.plans else "no plan ran"
-        return Held(so_far, remark=f"no final: {few} within its limits")
-    if so_far is not None and so_far.lineup == lineup:
+    if few := too_few(lineup):
+        old = "" if so_far is None else "; the one before was between other plans, so it doesn't count"
+        return Held(so_far, remark=f"no final: {few}{old}")
+    if so_far is not None and so_far.lineup == lineup and not (again and so_far.decided_nothing):
         final = replace(so_far, top=top, most_rounds=max(most_rounds, so_far.most_rounds))
     else:
         final = Final(lineup, top, most_rounds, earlier_s=0.0 if so_far is None else so_far.spent_s)
     by_fingerprint = {row.fingerprint: row for row in rows}
-    if (upcoming := final.upcoming()) is not None:
-        observer.note(_begins(final))
-    elif final != so_far:  # another number of plans was asked for, which are the same ones
+    upcoming, announced = final.upcoming(), False
+    if upcoming is None and final != so_far:  # another number of plans was asked for, which are the same ones
         keep(final)
     while upcoming is not None:
         if spent := budget_spent(final):
             begun = f"the final was cut short after {final.progress}" if final.launches else "no final"
             return Held(final if final.launches else so_far, remark=f"{begun}: {spent}")
+        if not announced:
+            observer.note(_begins(final))
+            announced = True
         number, fingerprint = upcoming
         row = by_fingerprint[fingerprint]
         outcome = measure(row.trial or 0, number, plans[fingerprint])
@@ -118,7 +124,7 @@ def hold_final(
         keep(final)
         observer.note(f"final, round {number}: {row.describe()}: {_told(launch)}")
         upcoming = final.upcoming()
-    return Held(final)
+    return Held(final, remark=final.decided_nothing)
 
 
 def _launch_of(number: int, fingerprint: str, outcome: TrialOutcome) -> FinalLaunch:
@@ -134,5 +140,6 @@ def _begins(final: Final) -> str:
 def _told(launch: FinalLaunch) -> str:
     if launch.state == "ok":
         return f"step {(launch.step_time_s or 0.0) * 1000:.1f} ms"
-    first = launch.reason.splitlines()[0] if launch.reason else ""
-    return f"{launch.state}: {first}" + ("" if launch.state == "launcher" else "; it falls out of the final")
+    return f"{launch.state}: {first_line(launch.reason)}" + (
+        "" if launch.state == "launcher" else "; it falls out of the final"
+    )

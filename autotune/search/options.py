@@ -130,7 +130,8 @@ class SearchOptions:
         if self.fidelity != "run" and any(given.values()):
             names = " and ".join(name for name, is_given in given.items() if is_given)
             what = "runs nothing" if self.fidelity == "predict" else "measures stages in a process of its own"
-            raise UserError(f"{names} means nothing with --fidelity {self.fidelity}, which {what}")
+            mean = "means" if sum(given.values()) == 1 else "mean"
+            raise UserError(f"{names} {mean} nothing with --fidelity {self.fidelity}, which {what}")
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class SearchResult:
         refit: the device's figures fitted to the trials of a run; None where that can't be done.
         why: why it ended, where `ended` alone doesn't say it: what the sampler says of a search that converged.
         final: the study's final, as far as it came; None if it had none.
-        no_final: why it had none, or why it isn't finished.
+        no_final: why it had none, why it isn't finished, or why it decided nothing.
     """
 
     ended: Ended

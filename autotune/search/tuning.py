@@ -43,6 +43,7 @@ class Tuning:
         given_up: plans whose launches failed in this run; another run, or another tuner, may try them again.
         flights: what other tuners are measuring.
         first: plans to be measured before the sampler is asked.
+        final_before: the study's final as this run found it.
     """
 
     space: Space
@@ -57,6 +58,7 @@ class Tuning:
     given_up: set[str] = field(default_factory=set)
     flights: Mapping[str, Flight] = field(default_factory=dict)
     first: list[Plan] = field(default_factory=list)
+    final_before: Final | None = None
     met_others: bool = False
     asked_with: int = -1
 
@@ -94,7 +96,7 @@ class Tuning:
 
     def _begin(self) -> None:
         self._sync(show=False)
-        self.book.final = stored_final(self.store)
+        self.book.final = self.final_before = stored_final(self.store)
         if finished := self.finished:
             done = "profiled" if self.options.fidelity == "profile" else "measured"
             self.observer.note(f"resuming with {len(finished)} {done} plans")
@@ -289,6 +291,8 @@ class Tuning:
                 keep,
                 self._budget_spent,
                 self.observer,
+                # Not what another search held just now: whoever wants it anew starts a search for it.
+                again=self.book.final == self.final_before,
             )
         finally:
             runner.close()

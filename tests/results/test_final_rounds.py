@@ -158,6 +158,9 @@ def test_the_fastest_and_both_baselines_take_part_each_once() -> None:
     assert pick_lineup(ROWS, 1) == Lineup(("a", "b", "f"), "b", "f")
     assert pick_lineup(ROWS, 10).plans == ("a", "c", "d", "e", "b", "f", "g")
     assert pick_lineup([ROWS[0], ROWS[7]], 3) == Lineup(("a",), None, None)
+    # The fastest is the baseline, and no interleaved plan ran: then the runner-up is its opponent.
+    assert pick_lineup([ROWS[1], ROWS[4], ROWS[6]], 1) == Lineup(("e", "b"), "b", None)
+    assert pick_lineup([row("b", "1f1b", 1.0), ROWS[3], ROWS[2]], 1) == Lineup(("b", "c"), "b", None)
 
 
 def final_of(rows: list[Row], top: int = 3, **step_s: float) -> Final:
@@ -201,6 +204,35 @@ def test_final_between_other_plans_than_now_lead_does_not_count() -> None:
     assert "between other plans" in found.sentences()[-1]
     cut = Final(final.lineup, 3, 8, final.launches[:7])
     assert "cut short after 1 of 3 to 8 rounds" in compare(ROWS, cut).sentences()[-1]
+
+
+def test_no_other_final_is_promised_where_none_can_be_held() -> None:
+    """As after a smaller memory limit: of the plans of the final one alone is left."""
+    found = compare(ROWS[:1], final_of(ROWS, a=1.15, c=1.05, d=1.2, b=1.29, f=1.051))
+    assert "there is none to hold now, only one plan ran within its limits" in found.sentences()[-1]
+    assert "--resume" not in found.sentences()[-1]
+
+
+def test_final_without_a_survivor_says_why_in_one_line_and_how_to_repeat_it() -> None:
+    final = Final(pick_lineup(ROWS, 3), 3, 8)
+    while (upcoming := final.upcoming()) is not None:
+        failed = "failed" if upcoming[1] != "b" else "killed"
+        final = final.with_launch(launch(*upcoming, None, failed, "rank 1 failed first: boom\nTraceback\n  more"))
+    said = compare(ROWS, final).sentences()[-1]
+    assert said == (
+        "the final decided nothing, no plan got through it (4 plans failed: rank 1 failed first: boom; "
+        "1 plan killed: rank 1 failed first: boom); --resume holds it again"
+    )
+
+
+def test_traceback_of_a_baseline_that_fell_out_is_told_by_its_first_line() -> None:
+    final = Final(pick_lineup(ROWS, 1), 1, 8)
+    while (upcoming := final.upcoming()) is not None:
+        state, step_s = ("failed", None) if upcoming[1] == "b" else ("ok", 1.0)
+        final = final.with_launch(launch(*upcoming, step_s, state, "" if step_s else "boom\nTraceback\n  more"))
+    said = compare(ROWS, final).sentences()[0]
+    assert said.startswith("no ratio over 1F1B: ")
+    assert said.endswith("fell out of the final (failed: boom)")
 
 
 def test_file_of_a_final_that_is_damaged_is_named(tmp_path: Path) -> None:

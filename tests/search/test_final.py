@@ -158,12 +158,29 @@ def test_plan_that_fails_in_the_final_is_not_the_best(three: Bench) -> None:
     assert "(fell out: oom: rank" in three.run("results", str(three.study)).stdout
 
 
+def test_final_that_no_plan_got_through_says_so_and_resume_holds_it_again(three: Bench) -> None:
+    fails = {"when": {"launch": [2, 3, 4]}, "do": "fail"}
+    three.tell_worker(fails, *times(s_1f1b=0.2, interleaved_1f1b=0.18, zb_h1=0.1))
+    done = three.search("--final", "1")
+    assert done.returncode == 0, done.stderr
+    assert len(three.launches()) == 3 + 3
+    assert "\nthe final decided nothing, no plan got through it (" in done.stdout
+    assert "--resume holds it again" in three.run("compare", str(three.study)).stdout
+    three.tell_worker(*times(s_1f1b=0.2, interleaved_1f1b=0.18, zb_h1=0.1))
+    again = three.here(resume=True, final=1)
+    assert again.no_final == ""
+    assert len(three.launches()) == 6 + 9
+    assert "over 1F1B" in compare(again.rows, again.final).sentences()[0]
+    assert final(three)["earlier_s"] > 0
+
+
 def test_the_final_ends_when_the_study_s_time_is_spent_and_goes_on_when_there_is_more(bench: Bench) -> None:
     space = load_space(bench.path / "tiny.yaml")
     plans = {space.fingerprint(plan): plan for plan in space.plans()}
     rows = [_measured(number, *pair, space) for number, pair in enumerate(plans.items())]
     seconds_a_launch = 10.0
     kept: list[Final] = []
+    notes = Notes()
 
     def measure(trial: int, number: int, plan: Plan) -> TrialOutcome:
         return TrialOutcome("ok", "", _measurement(0.1 + 0.01 * trial), "2026-01-01T00:00:00+00:00", seconds_a_launch)
@@ -172,9 +189,10 @@ def test_the_final_ends_when_the_study_s_time_is_spent_and_goes_on_when_there_is
         def spent(final: Final) -> str:
             return f"the time of {limit_s:g} s is spent" if final.spent_s >= limit_s else ""
 
-        return hold_final(rows, plans, 1, 3, so_far, measure, kept.append, spent, Silent())
+        return hold_final(rows, plans, 1, 3, so_far, measure, kept.append, spent, notes)
 
     assert held(0.0, None) == Held(None, remark="no final: the time of 0 s is spent")
+    assert notes.told == []  # what can't begin isn't announced
     cut = held(40.0, None)
     assert cut.remark == "the final was cut short after 2 of 3 rounds: the time of 40 s is spent"
     assert cut.final is not None

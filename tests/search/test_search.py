@@ -146,8 +146,14 @@ def test_nothing_feasible_is_exit_code_1_with_the_closest_plan_and_a_whole_table
     assert compared.returncode == 1
     assert "nothing to compare" in compared.stdout
     exported = bench.run("export", str(bench.study), "--to", "torchrun", "--out", "job")
-    assert exported.returncode == 2
+    assert exported.returncode == 1
     assert "nothing to export" in exported.stderr
+    shown = bench.run("results", str(bench.study))
+    assert shown.returncode == 0
+    alike = [line for line in shown.stdout.splitlines() if line.startswith("oom: ")]
+    assert len(alike) == 1
+    assert alike[0].startswith(f"oom: {LEGAL} plans, such as trial ")
+    assert "--all lists every reason in full" in shown.stdout
     assert not (bench.path / "job").exists()
 
 
