@@ -80,6 +80,8 @@ def figures_of(space: Space, source: Path, assumptions: Assumptions) -> Machine:
     from autotune.cost.devices import catalogue
     from autotune.space.machine import Machine
 
+    if not source.exists():
+        raise UserError(f"--calibrated-by {source}: there is no such file or folder")
     if source.is_dir():
         return _fitted(space, source, assumptions)
     from autotune.profiling.calibrate import read_calibrated

@@ -115,6 +115,9 @@ def make_hosts(
         UserError: one of them is malformed, or an option has no nodes to speak of.
     """
     given = {"--remote-shell": remote_shell, "--remote-python": python, "--rdzv-host": rdzv_host}
+    for name, value in given.items():
+        if value is not None and not value.strip():
+            raise UserError(f"{name} is empty; leave it out for its default")
     if text is None:
         if not any(given.values()):
             return None
@@ -140,7 +143,7 @@ def parse_hosts(text: str, devices_per_node: int | None = None) -> tuple[str, ..
     """
     if os.path.isfile(text):
         return _from_file(Path(text), devices_per_node)
-    if "/" in text:
+    if "/" in text and not text.startswith("-"):
         raise UserError(f"--hosts: there is no file {text}")
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
@@ -158,6 +161,10 @@ def _from_file(path: Path, devices_per_node: int | None) -> tuple[str, ...]:
         words = line.partition("#")[0].split()
         if not words:
             continue
+        if not _NAME.fullmatch(words[0]):
+            raise UserError(f"--hosts {path}, line {number}: {words[0]!r} is no host name; there is one a line")
+        if words[0] in names:
+            raise UserError(f"--hosts {path}, line {number}: {words[0]} is there already; every node is named once")
         names.append(words[0])
         for word in words[1:]:
             key, _, value = word.partition("=")

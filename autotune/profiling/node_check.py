@@ -23,7 +23,7 @@ from autotune.profiling.process_tree import MARKER
 from autotune.profiling.rank_files import last_lines
 from autotune.profiling.supervised import is_left_behind
 
-__all__ = ["NodeAnswer", "check_nodes"]
+__all__ = ["NodeAnswer", "check_nodes", "end_leftovers"]
 
 _LIMIT_S = 60.0
 _CLOCK_S = 0.5
@@ -49,17 +49,37 @@ class NodeAnswer:
 
 
 def check_nodes(
-    hosts: Hosts, folder: Path, study: str, note: Callable[[str], None] = lambda text: None
+    hosts: Hosts, folder: Path, study: str | None, note: Callable[[str], None] = lambda text: None
 ) -> list[NodeAnswer]:
     """Ask every node, and end what a killed search of `study` left there.
 
     Args:
         folder: that all nodes must share.
+        study: None for one that isn't opened yet.
         note: is told what the user should know.
 
     Raises:
         UserError: a node can't be reached, or doesn't share the folder; names the node.
     """
+    found = _probe(hosts, folder, study)
+    ended = _end_marked(hosts, study, found, note)
+    answers = [
+        NodeAnswer(hosts.names[index], answer["host"], state.offset_s, ended.get(index, 0))
+        for index, (state, answer) in sorted(found.items())
+    ]
+    for one in answers:
+        if abs(one.clock_offset_s) > _CLOCK_S:
+            note(f"the clock of node {one.name} is {one.clock_offset_s:+.1f} s off; times of failures are corrected")
+    return answers
+
+
+def end_leftovers(hosts: Hosts, folder: Path, study: str, note: Callable[[str], None] = lambda text: None) -> None:
+    """End what a killed search of `study` left on the nodes; else as `check_nodes`, which has told the rest."""
+    _end_marked(hosts, study, _probe(hosts, folder, study), note)
+
+
+def _probe(hosts: Hosts, folder: Path, study: str | None) -> dict[int, tuple[NodeState, dict[str, Any]]]:
+    """What every node answers. Raises UserError for one that doesn't, or doesn't share the folder."""
     folder = folder.absolute()
     token = f"probe-{uuid.uuid4().hex}"
     try:
@@ -68,7 +88,7 @@ def check_nodes(
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}") from error
     try:
-        values = {"folder": str(folder), "token": token, "study": f"{study}/"}
+        values = {"folder": str(folder), "token": token, "study": f"{study or ''}/"}
         found = _ask(hosts, "probe", "probed", values, needs_clock=True)
         look_again(folder)
         for index, (_, answer) in found.items():
@@ -77,17 +97,7 @@ def check_nodes(
         for path in folder.glob(f"{token}.*"):
             with contextlib.suppress(OSError):
                 path.unlink()
-    ended = _end_leftovers(hosts, study, {index: answer["left"] for index, (_, answer) in found.items()})
-    answers = [
-        NodeAnswer(hosts.names[index], answer["host"], state.offset_s, ended.get(index, 0))
-        for index, (state, answer) in sorted(found.items())
-    ]
-    for one in answers:
-        if one.ended:
-            note(f"ended {one.ended} processes that a killed search had left on node {one.name}")
-        if abs(one.clock_offset_s) > _CLOCK_S:
-            note(f"the clock of node {one.name} is {one.clock_offset_s:+.1f} s off; times of failures are corrected")
-    return answers
+    return found
 
 
 def _require_shared(name: str, folder: Path, token: str, index: int, answer: dict[str, Any]) -> None:
@@ -104,12 +114,23 @@ def _require_shared(name: str, folder: Path, token: str, index: int, answer: dic
     )
 
 
-def _end_leftovers(hosts: Hosts, study: str, marks: dict[int, list[str]]) -> dict[int, int]:
-    left = {mark for found in marks.values() for mark in found if is_left_behind(mark, study)}
+def _end_marked(
+    hosts: Hosts,
+    study: str | None,
+    found: dict[int, tuple[NodeState, dict[str, Any]]],
+    note: Callable[[str], None],
+) -> dict[int, int]:
+    """How many processes of a killed search were ended on each node."""
+    marks = {mark for _, answer in found.values() for mark in answer["left"]}
+    left = set() if study is None else {mark for mark in marks if is_left_behind(mark, study)}
     if not left:
         return {}
     swept = _ask(hosts, "sweep", "swept", {"marks": sorted(left)})
-    return {index: answer["count"] for index, (_, answer) in swept.items()}
+    ended = {index: int(answer["count"]) for index, (_, answer) in swept.items()}
+    for index, count in sorted(ended.items()):
+        if count:
+            note(f"ended {count} processes that a killed search had left on node {hosts.names[index]}")
+    return ended
 
 
 def _ask(

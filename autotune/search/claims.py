@@ -16,53 +16,18 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, Table, Text, delete, insert, select, update
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from autotune.errors import UserError
 from autotune.search.database import Database
+from autotune.search.tables import CLAIMS, STUDIES, TUNERS
 from autotune.search.tuners import Tuner
 
-__all__ = ["Claim", "ClaimState", "Claims", "StudyRow", "create_tables"]
+__all__ = ["Claim", "ClaimState", "Claims", "StudyRow"]
 
 ClaimState = Literal["held", "done", "launcher"]
-
-_METADATA = MetaData()
-_STUDIES = Table(
-    "autotune_studies",
-    _METADATA,
-    Column("study", Integer, primary_key=True, autoincrement=False),
-    Column("mark", String(32), nullable=False),
-    Column("identity", Text, nullable=False),
-    Column("turn", Integer, nullable=False),
-)
-_TUNERS = Table(
-    "autotune_tuners",
-    _METADATA,
-    Column("key", String(32), primary_key=True),
-    Column("study", Integer, ForeignKey("autotune_studies.study"), nullable=False, index=True),
-    Column("host", String(255), nullable=False),
-    Column("place", String(255), nullable=False),
-    Column("pid", Integer, nullable=False),
-    Column("created", String(32), nullable=False),
-    Column("devices", Text, nullable=False),
-    Column("beat", Integer, nullable=False),
-)
-_CLAIMS = Table(
-    "autotune_claims",
-    _METADATA,
-    Column("study", Integer, ForeignKey("autotune_studies.study"), primary_key=True),
-    Column("fingerprint", String(16), primary_key=True),
-    Column("owner", String(32), nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("trial", Integer),
-)
-
-
-def create_tables(engine: Engine) -> None:
-    """Make the tables where they are missing."""
-    _METADATA.create_all(engine)
 
 
 @dataclass(frozen=True)
@@ -106,7 +71,7 @@ class Claims:
             values = {"study": self._study, "mark": row.mark, "identity": json.dumps(row.identity), "turn": 0}
             try:
                 with self._database.transaction() as connection:
-                    connection.execute(insert(_STUDIES).values(values))
+                    connection.execute(insert(STUDIES).values(values))
             except IntegrityError:
                 pass  # somebody else was first
             held = self.study_row()
@@ -121,7 +86,7 @@ class Claims:
         def operation() -> StudyRow | None:
             with self._database.transaction() as connection:
                 found = connection.execute(
-                    select(_STUDIES.c.mark, _STUDIES.c.identity).where(_STUDIES.c.study == self._study)
+                    select(STUDIES.c.mark, STUDIES.c.identity).where(STUDIES.c.study == self._study)
                 ).first()
             return None if found is None else StudyRow(found.mark, json.loads(found.identity))
 
@@ -132,9 +97,9 @@ class Claims:
 
         def operation() -> None:
             with self._database.transaction() as connection:
-                row = (_STUDIES.c.study == self._study, _STUDIES.c.mark == mark)
-                if connection.execute(update(_STUDIES).where(*row).values(turn=_STUDIES.c.turn + 1)).rowcount == 1:
-                    for table in (_CLAIMS, _TUNERS, _STUDIES):
+                row = (STUDIES.c.study == self._study, STUDIES.c.mark == mark)
+                if connection.execute(update(STUDIES).where(*row).values(turn=STUDIES.c.turn + 1)).rowcount == 1:
+                    for table in (CLAIMS, TUNERS, STUDIES):
                         connection.execute(delete(table).where(table.c.study == self._study))
 
         self._database.run(operation)
@@ -145,7 +110,7 @@ class Claims:
         def change(connection: Connection) -> bool:
             if any(tuner.key not in dead for tuner in self._tuners(connection)):
                 return False
-            rows = update(_STUDIES).where(_STUDIES.c.study == self._study)
+            rows = update(STUDIES).where(STUDIES.c.study == self._study)
             connection.execute(rows.values(identity=json.dumps(dict(identity))))
             return True
 
@@ -155,8 +120,8 @@ class Claims:
         """Make this tuner known."""
 
         def change(connection: Connection) -> None:
-            connection.execute(delete(_TUNERS).where(_TUNERS.c.key == self.me.key))
-            connection.execute(insert(_TUNERS).values(study=self._study, **asdict(self.me)))
+            connection.execute(delete(TUNERS).where(TUNERS.c.key == self.me.key))
+            connection.execute(insert(TUNERS).values(study=self._study, **asdict(self.me)))
 
         self._changed(change)
 
@@ -170,15 +135,15 @@ class Claims:
 
         def change(connection: Connection) -> None:
             self._drop(connection, self.me.key)
-            connection.execute(delete(_TUNERS).where(_TUNERS.c.key == self.me.key))
+            connection.execute(delete(TUNERS).where(TUNERS.c.key == self.me.key))
 
         self._changed(change)
 
     def beat(self) -> bool:
         """Raise this tuner's number; False if others took it for dead. One try: raises what the database raises."""
         with self._database.transaction() as connection:
-            mine = update(_TUNERS).where(_TUNERS.c.key == self.me.key)
-            return connection.execute(mine.values(beat=_TUNERS.c.beat + 1)).rowcount == 1
+            mine = update(TUNERS).where(TUNERS.c.key == self.me.key)
+            return connection.execute(mine.values(beat=TUNERS.c.beat + 1)).rowcount == 1
 
     def tuners(self) -> list[Tuner]:
         """All that are known, this one included."""
@@ -212,9 +177,9 @@ class Claims:
                 return held.owner == self.me.key
             if (held is not None and held.state == "done") or not may(claims):
                 return False
-            connection.execute(delete(_CLAIMS).where(*self._of(fingerprint)))
+            connection.execute(delete(CLAIMS).where(*self._of(fingerprint)))
             values = {"study": self._study, "fingerprint": fingerprint, "owner": self.me.key}
-            connection.execute(insert(_CLAIMS).values(**values, state="held"))
+            connection.execute(insert(CLAIMS).values(**values, state="held"))
             return True
 
         return self._changed(change)
@@ -227,7 +192,7 @@ class Claims:
             if held is None or held.owner != self.me.key:
                 return False
             if held.state == "held":
-                mine = update(_CLAIMS).where(*self._of(fingerprint))
+                mine = update(CLAIMS).where(*self._of(fingerprint))
                 connection.execute(mine.values(state=state, trial=trial))
                 return True
             return held.trial == trial
@@ -238,8 +203,8 @@ class Claims:
         """Give up this tuner's claim of a plan without an outcome."""
 
         def change(connection: Connection) -> None:
-            mine = (_CLAIMS.c.owner == self.me.key, _CLAIMS.c.state == "held")
-            connection.execute(delete(_CLAIMS).where(*self._of(fingerprint), *mine))
+            mine = (CLAIMS.c.owner == self.me.key, CLAIMS.c.state == "held")
+            connection.execute(delete(CLAIMS).where(*self._of(fingerprint), *mine))
 
         self._changed(change)
 
@@ -252,12 +217,12 @@ class Claims:
         """
 
         def change(connection: Connection) -> list[str] | None:
-            dead = delete(_TUNERS).where(_TUNERS.c.key == tuner.key, _TUNERS.c.beat == tuner.beat)
+            dead = delete(TUNERS).where(TUNERS.c.key == tuner.key, TUNERS.c.beat == tuner.beat)
             if connection.execute(dead).rowcount != 1:
                 return None
             for fingerprint, trial in outcomes.items():
-                its = (_CLAIMS.c.owner == tuner.key, _CLAIMS.c.state == "held")
-                done = update(_CLAIMS).where(*self._of(fingerprint), *its)
+                its = (CLAIMS.c.owner == tuner.key, CLAIMS.c.state == "held")
+                done = update(CLAIMS).where(*self._of(fingerprint), *its)
                 connection.execute(done.values(state="done", trial=trial))
             return self._drop(connection, tuner.key)
 
@@ -275,12 +240,12 @@ class Claims:
             claims = self._all(connection)
             for fingerprint, claim in claims.items():
                 if claim.state == "held" and claim.owner not in living:
-                    connection.execute(delete(_CLAIMS).where(*self._of(fingerprint)))
+                    connection.execute(delete(CLAIMS).where(*self._of(fingerprint)))
             lost = {f for f, claim in claims.items() if claim.state == "held" and claim.owner not in living}
             for fingerprint, trial in outcomes.items():
                 if fingerprint not in claims or fingerprint in lost:
                     values = {"study": self._study, "fingerprint": fingerprint, "owner": "", "trial": trial}
-                    connection.execute(insert(_CLAIMS).values(**values, state="done"))
+                    connection.execute(insert(CLAIMS).values(**values, state="done"))
 
         self._changed(change)
 
@@ -295,25 +260,25 @@ class Claims:
     def _turn(self) -> Iterator[Connection]:
         """A transaction while which no other tuner changes the claims of this study."""
         with self._database.transaction() as connection:
-            row = update(_STUDIES).where(_STUDIES.c.study == self._study)
-            if connection.execute(row.values(turn=_STUDIES.c.turn + 1)).rowcount != 1:
+            row = update(STUDIES).where(STUDIES.c.study == self._study)
+            if connection.execute(row.values(turn=STUDIES.c.turn + 1)).rowcount != 1:
                 raise UserError(f"the study was deleted from {self._database.shown} while this search was at it")
             yield connection
 
     def _of(self, fingerprint: str) -> tuple[Any, Any]:
-        return _CLAIMS.c.study == self._study, _CLAIMS.c.fingerprint == fingerprint
+        return CLAIMS.c.study == self._study, CLAIMS.c.fingerprint == fingerprint
 
     def _all(self, connection: Connection) -> dict[str, Claim]:
-        columns = (_CLAIMS.c.fingerprint, _CLAIMS.c.owner, _CLAIMS.c.state, _CLAIMS.c.trial)
-        rows = connection.execute(select(*columns).where(_CLAIMS.c.study == self._study))
+        columns = (CLAIMS.c.fingerprint, CLAIMS.c.owner, CLAIMS.c.state, CLAIMS.c.trial)
+        rows = connection.execute(select(*columns).where(CLAIMS.c.study == self._study))
         return {row.fingerprint: Claim(row.fingerprint, row.owner, row.state, row.trial) for row in rows}
 
     def _tuners(self, connection: Connection) -> list[Tuner]:
-        rows = connection.execute(select(_TUNERS).where(_TUNERS.c.study == self._study))
+        rows = connection.execute(select(TUNERS).where(TUNERS.c.study == self._study))
         return [Tuner(r.key, r.host, r.place, r.pid, r.created, r.devices, r.beat) for r in rows]
 
     def _drop(self, connection: Connection, owner: str) -> list[str]:
-        its = (_CLAIMS.c.study == self._study, _CLAIMS.c.owner == owner, _CLAIMS.c.state == "held")
-        dropped = list(connection.execute(select(_CLAIMS.c.fingerprint).where(*its)).scalars())
-        connection.execute(delete(_CLAIMS).where(*its))
+        its = (CLAIMS.c.study == self._study, CLAIMS.c.owner == owner, CLAIMS.c.state == "held")
+        dropped = list(connection.execute(select(CLAIMS.c.fingerprint).where(*its)).scalars())
+        connection.execute(delete(CLAIMS).where(*its))
         return dropped

@@ -11,8 +11,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import optuna
@@ -23,6 +22,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from autotune.errors import UserError
+from autotune.search.sqlite_file import require_usable
 from autotune.search.storage_url import check_url, shown_url, without_secrets
 
 __all__ = ["Database"]
@@ -36,7 +36,6 @@ _LOCK_S = 60
 _CONNECT_S = 10
 # Tuners that start at once create the tables at once; all but one fail at it, and find them there the next time.
 _ATTEMPTS_TO_OPEN = 12
-_NOT_DAMAGE = ("locked", "busy", "unable to open", "readonly")
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.1, 2.0
 _SAY_AFTER_S = 1.0
 
@@ -69,7 +68,7 @@ class Database:
         self._url, self._note, self._give_up, self._wait_s = url, note, give_up, wait_s
         self._is_away = False
         self.shown = shown_url(url)
-        _require_sound(url)
+        require_usable(url)
         self.storage = self._open(_with_driver(url))
 
     @property
@@ -144,27 +143,6 @@ class Database:
     def _message(self, error: BaseException) -> str:
         # No cause is chained: what a driver says of the connection may hold the password.
         return without_secrets(f"cannot use {self.shown}: {_root(error)}", self._url)
-
-
-def _require_sound(url: str) -> None:
-    """Look a SQLite file through before anything is written to it: what is damaged is left as it is."""
-    parsed = make_url(url)
-    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.query:
-        return
-    path = Path(parsed.database)
-    if not path.exists():
-        return
-    if not path.is_file():
-        raise UserError(f"cannot use {shown_url(url)}: {path} is no file")
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_LOCK_S)) as database:
-            found = [str(row[0]) for row in database.execute("PRAGMA quick_check(1)")]
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        if isinstance(error, sqlite3.OperationalError) and any(word in str(error) for word in _NOT_DAMAGE):
-            return  # opening it for good will tell
-        raise UserError(f"cannot use {shown_url(url)}: {error}; it is damaged and is left as it is") from None
-    if found != ["ok"]:
-        raise UserError(f"cannot use {shown_url(url)}: it is damaged and is left as it is: {found[0].splitlines()[-1]}")
 
 
 def _storage(url: str) -> RDBStorage:

@@ -13,7 +13,7 @@ from autotune.profiling.attempts import run_trial
 from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand, hang_timeout
 from autotune.profiling.cores import usable_cores
 from autotune.profiling.launcher import empty_folder, launch, trial_folder
-from autotune.profiling.node_check import check_nodes
+from autotune.profiling.node_check import check_nodes, end_leftovers
 from autotune.profiling.pool import RankPool
 from autotune.profiling.profile_plan import PlanProfiler, profile_outcome
 from autotune.profiling.protocol import TrialRequest
@@ -30,7 +30,7 @@ from autotune.space.machine import Machine
 from autotune.space.plan import Plan
 from autotune.space.space import Space
 
-__all__ = ["Evaluator", "PlanRunner", "StageMeasurer", "make_evaluator"]
+__all__ = ["Evaluator", "PlanRunner", "StageMeasurer", "make_evaluator", "reach_nodes"]
 
 Stop = Callable[[], bool]
 
@@ -45,23 +45,37 @@ class Evaluator(Protocol):
         """End every process that was kept."""
 
 
-def make_evaluator(
-    space: Space, options: SearchOptions, logs: Path, study_id: str, note: Callable[[str], None] = lambda text: None
-) -> Evaluator:
-    """The evaluator of the fidelity `profile` or `run`.
+def reach_nodes(options: SearchOptions, logs: Path, note: Callable[[str], None] = lambda text: None) -> None:
+    """Ask the nodes that trials span, if they span any, before a study is begun or changed.
 
     Args:
+        logs: folder that the nodes must share.
         note: is told what the user should know.
 
     Raises:
         UserError: a node can't be reached, or doesn't share the folder of the study.
     """
-    if options.fidelity == "profile":
-        return StageMeasurer(space, options.refuses)
     if options.hosts is not None:
-        nodes = check_nodes(options.hosts, logs, study_id, note)
+        nodes = check_nodes(options.hosts, logs, None, note)
         how = "srun" if options.hosts.slurm else "a remote shell"
         note(f"every trial spans {len(nodes)} nodes, by {how}: {', '.join(node.name for node in nodes)}")
+
+
+def make_evaluator(
+    space: Space, options: SearchOptions, logs: Path, study_id: str, note: Callable[[str], None] = lambda text: None
+) -> Evaluator:
+    """The evaluator of the fidelity `profile` or `run`; what a killed search left on the nodes is ended.
+
+    Args:
+        note: is told what the user should know.
+
+    Raises:
+        UserError: a node that `reach_nodes` had reached is gone.
+    """
+    if options.fidelity == "profile":
+        return StageMeasurer(space, options.refuses)
+    if options.hosts is not None and options.resume:
+        end_leftovers(options.hosts, logs, study_id, note)
     return PlanRunner(space, options, logs, owner_mark(study_id))
 
 

@@ -19,15 +19,17 @@ __all__ = ["FolderLock", "locked_folder", "table_lock"]
 _JOIN_WITHIN_S = 20.0
 _TABLE_WITHIN_S = 20.0
 _POLL_S = 0.05
-_NEW_FILES = ("study.db", "study.db-wal", "study.db-shm", "study.db-journal")
+_DATABASE = "study.db"
+_NEW_FILES = (_DATABASE, "study.db-wal", "study.db-shm", "study.db-journal")
+_TABLE_LOCK, _LOGS, _BEGUN = ".table.lock", "logs", "space.yaml"
 
 
 @contextlib.contextmanager
 def locked_folder(path: Path, join: bool) -> Iterator[FolderLock]:
     """Make the folder and keep out whoever would delete it; the kernel drops the lock when this process ends.
 
-    A folder, and a lock file, that were made here go again unless `FolderLock.keep` was called: a search that couldn't
-    start leaves nothing behind.
+    What was made here of a study, its folder and its locks goes again unless `FolderLock.keep` was called: a search
+    that couldn't start leaves nothing behind.
 
     Args:
         join: share the folder with searches that are at work in it; else none may be.
@@ -50,11 +52,14 @@ class FolderLock:
         self._path, self._file = path, path / ".lock"
         self._descriptor = -1
         self._made: list[Path] = []
+        self._absent: set[str] = set()
         self._kept = False
 
     def acquire(self, join: bool) -> None:
         """See `locked_folder`."""
         deadline = time.monotonic() + _JOIN_WITHIN_S
+        names = (_DATABASE, _TABLE_LOCK, _LOGS)
+        self._absent = {name for name in names if not os.path.lexists(self._path / name)}
         while True:
             self._make_folder()
             try:
@@ -126,10 +131,18 @@ class FolderLock:
                 os.close(descriptor)
 
     def _unmake(self) -> None:
-        if (self._is_new or self._made) and _flock(self._descriptor, fcntl.LOCK_EX):
-            if self._path in self._made:
-                for name in _NEW_FILES:
-                    (self._path / name).unlink(missing_ok=True)
+        if not _flock(self._descriptor, fcntl.LOCK_EX):
+            return
+        # Another search may have come, begun the study and gone meanwhile.
+        if not (self._path / _BEGUN).exists():
+            for name in _NEW_FILES if _DATABASE in self._absent else ():
+                (self._path / name).unlink(missing_ok=True)
+            if _TABLE_LOCK in self._absent:
+                (self._path / _TABLE_LOCK).unlink(missing_ok=True)
+        if _LOGS in self._absent:
+            with contextlib.suppress(OSError):  # not there, or not empty
+                (self._path / _LOGS).rmdir()
+        if self._is_new or self._made:
             self._file.unlink(missing_ok=True)
 
     def _holders(self) -> str:
@@ -153,7 +166,7 @@ def table_lock(path: Path) -> Iterator[bool]:
         UserError: the folder can't be written.
     """
     try:
-        descriptor = os.open(path / ".table.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path / _TABLE_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
     try:

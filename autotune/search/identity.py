@@ -16,9 +16,12 @@ __all__ = ["Changes", "changes", "differences", "identity"]
 
 # Lists decide which plans there are, not what a trial of one measures.
 _LISTS = "search."
+# In the command of the worker of this package, and of one that wraps it.
+_BUILT_IN = "autotune.profiling.worker"
 # The fingerprint of a plan leaves these out (autotune.space.plan): its numbers hold, whatever they are.
 _HARMLESS = ("cluster.memory_limit_bytes", "model.name")
 _PREDICTOR = "predictor."
+_FIDELITY, _CLOCK, _NODES = "fidelity", "clock", "nodes"
 _MOST_PREDICTOR_LINES = 3
 
 
@@ -35,7 +38,7 @@ def identity(
 
     Args:
         predictor: what predictions rest on, where they are all that a study does.
-        nodes: machines that a trial spans; None: all ranks run on one, whatever the space says.
+        nodes: machines that a trial spans; None or 1: all ranks run on one, whatever the space says.
     """
     tree: dict[str, Any] = {
         "fidelity": fidelity,
@@ -51,12 +54,13 @@ def identity(
         },
     }
     if fidelity != "predict" and space.cluster.device == "cpu":
-        # Times of the two clocks must not compete in one study.
-        tree["clock"] = "virtual" if space.cluster.devices > usable_cores() * (nodes or 1) else "wall"
+        if fidelity != "run" or _times_passes(worker):
+            # Times of the two clocks must not compete in one study.
+            tree[_CLOCK] = "virtual" if space.cluster.devices > usable_cores() * (nodes or 1) else "wall"
         if space.machine is not None:
             tree["link_efficiency"] = space.machine.link_efficiency
-    if nodes is not None:
-        tree["nodes"] = nodes
+    if nodes is not None and nodes > 1:
+        tree[_NODES] = nodes
     if predictor is not None:
         tree["predictor"] = {"version": __version__, **predictor}
     return dict(_flatten(tree, ""))
@@ -69,7 +73,8 @@ class Changes:
     Attributes:
         lists: of the search: which plans there are.
         harmless: values that no measurement depends on, though the judgement of one may.
-        others: all that makes measurements incomparable; the fidelity first, many predictor values in one line.
+        others: all that makes measurements incomparable, many predictor values in one line; another fidelity alone,
+            since nothing else matters then.
     """
 
     lists: tuple[str, ...] = ()
@@ -83,7 +88,10 @@ class Changes:
 def changes(stored: dict[str, Any], now: dict[str, Any]) -> Changes:
     """What differs between two identities, sorted by what follows from it."""
     lists, harmless, others, predictor = [], [], [], []
-    for name in sorted(stored.keys() | now.keys(), key=lambda name: (name != "fidelity", name)):
+    stored, now = _comparable(stored, now), _comparable(now, stored)
+    if stored.get(_FIDELITY) != now.get(_FIDELITY):
+        return Changes(others=(f"{_FIDELITY}: {_shown(stored, _FIDELITY)} -> {_shown(now, _FIDELITY)}",))
+    for name in sorted(stored.keys() | now.keys()):
         if stored.get(name, ...) == now.get(name, ...):
             continue
         line = f"{name}: {_shown(stored, name)} -> {_shown(now, name)}"
@@ -104,6 +112,19 @@ def differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Every line of `changes`."""
     found = changes(stored, now)
     return [*found.others, *found.harmless, *found.lists]
+
+
+def _times_passes(worker: WorkerCommand) -> bool:
+    """Whether the ranks report the times of their passes, without which any plan is judged by the wall clock."""
+    return worker.reader.kind == "json" and any(_BUILT_IN in word for word in worker.argv)
+
+
+def _comparable(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """`one` as the other would be written: earlier versions stored a clock of every worker, and one node as such."""
+    left_out = {_CLOCK} if _CLOCK not in other else set()
+    if one.get(_NODES) == 1:
+        left_out.add(_NODES)
+    return {name: value for name, value in one.items() if name not in left_out}
 
 
 def _beside_the_default(worker: WorkerCommand) -> dict[str, Any]:

@@ -11,15 +11,16 @@ from typing import Any
 
 import optuna
 from optuna.study import StudyDirection
-from sqlalchemy.engine import make_url
 
 from autotune.errors import UserError
-from autotune.search.claims import Claims, StudyRow, create_tables
+from autotune.search.claims import Claims, StudyRow
 from autotune.search.database import Database
 from autotune.search.identity import Changes, changes
 from autotune.search.options import SearchOptions
+from autotune.search.sqlite_file import sqlite_path
 from autotune.search.storage_url import check_url, shown_url
 from autotune.search.store import Store
+from autotune.search.tables import create_tables
 from autotune.search.tuners import Tuner, Watch, this_tuner
 from autotune.space.cluster import ClusterSpec
 from autotune.space.plan import Plan
@@ -71,7 +72,7 @@ def open_store(
     try:
         database.prepare(create_tables)
         me = this_tuner(cluster)
-        study = _study(database, name, options, me, must_exist)
+        study = _study(database, name, options, me, must_exist, note)
         claims = Claims(database, study._study_id, me)
         row = _study_row(database, study, claims, identity)
         if found := changes(row.identity, identity):
@@ -83,13 +84,19 @@ def open_store(
 
 
 def _require_file(url: str, name: str) -> None:
-    """A file that is not there holds no study; opening it would make it."""
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite" and parsed.database and not Path(parsed.database).exists():
+    """A file that is not there, or empty, holds no study; opening it would make it."""
+    path = sqlite_path(url)
+    if path is None:
+        return
+    if not path.exists():
         raise UserError(f"there is no {shown_url(url)}, so the results of {name!r} that are there can't be continued")
+    if path.is_file() and path.stat().st_size == 0:
+        raise UserError(f"{shown_url(url)} is empty, so the results of {name!r} that are there can't be continued")
 
 
-def _study(database: Database, name: str, options: SearchOptions, me: Tuner, must_exist: bool) -> optuna.Study:
+def _study(
+    database: Database, name: str, options: SearchOptions, me: Tuner, must_exist: bool, note: Callable[[str], None]
+) -> optuna.Study:
     """Optuna's study of that name, begun if it may be."""
     names = database.run(lambda: optuna.get_all_study_names(database.storage))
     if name in names and options.fresh:
@@ -100,11 +107,14 @@ def _study(database: Database, name: str, options: SearchOptions, me: Tuner, mus
             f"study {name!r} exists in {database.shown}; --resume goes on with it, --fresh deletes it and starts anew"
         )
     if must_exist and name not in names:
-        held = ", ".join(map(repr, names)) or "no study"
+        held = f"the studies {', '.join(map(repr, names))}, but not {name!r}" if names else f"no study {name!r}"
         raise UserError(
-            f"{database.shown} holds {held}, not {name!r}, so the results that are there can't be continued; "
+            f"{database.shown} holds {held}, so the results that are in {options.folder} can't be continued; "
             "give the study its own name and database again, or start anew with --fresh or another --name"
         )
+    if name not in names and options.resume:
+        where = options.folder if options.storage is None else database.shown
+        note(f"no study {name!r} in {where} to go on with; starting a new one")
     study = database.run(
         lambda: optuna.create_study(
             storage=database.storage,
@@ -214,7 +224,8 @@ def _refuse(found: Changes, name: str, adopt: bool, adoptable: bool) -> None:
         )
     else:
         held = "\n--adopt takes over the rows, judged anew: no measurement depends on what changed"
-    raise UserError(
-        f"study {name!r} was about something else, so its results can't be continued:\n  {listed}\n"
-        f"{', '.join(hints[:-1])}, or {hints[-1]}{held}"
-    )
+    if found.others:
+        headline = f"study {name!r} was about something else, so its results can't be continued"
+    else:
+        headline = f"study {name!r} began with other values, so its results aren't continued unasked"
+    raise UserError(f"{headline}:\n  {listed}\n{', '.join(hints[:-1])}, or {hints[-1]}{held}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 from autotune.errors import UserError
 from autotune.profiling.refit import Refit, refit, timed_plans
 from autotune.search.book import Book
-from autotune.search.evaluators import make_evaluator
+from autotune.search.evaluators import make_evaluator, reach_nodes
 from autotune.search.folder import StudyFolder
 from autotune.search.folder_lock import locked_folder, table_lock
 from autotune.search.forecast import Forecaster, forecast_all
@@ -18,6 +19,7 @@ from autotune.search.observer import Observer, Silent
 from autotune.search.opening import open_store, sqlite_url
 from autotune.search.options import Ended, Isolation, SearchOptions, SearchResult
 from autotune.search.ranking import rank
+from autotune.search.sqlite_file import require_usable
 from autotune.search.tuning import Tuning
 from autotune.search.worker_plans import settle_worker
 from autotune.space.space import Space
@@ -28,6 +30,8 @@ __all__ = ["Ended", "Isolation", "SearchOptions", "SearchResult", "search"]
 _LEAST_TO_REFIT = 3
 # More of them, taken evenly, make the fit slower and no better.
 _MOST_TO_REFIT = 100
+# A database that another search is making just now is empty for a moment.
+_BIRTH_S = 5.0
 
 
 def search(
@@ -48,10 +52,12 @@ def search(
         raise UserError(f"space {space.name} has no legal plan; --dry-run counts the rules that refuse them")
     _refuse_existing(folder, options)
     forecaster = _make_forecaster(space, options, observer)
-    if options.resume and not folder.holds_study():
-        observer.note(f"no study in {folder.path} to go on with; starting a new one")
     with locked_folder(folder.path, join=options.resume and options.fidelity != "predict") as lock:
+        # What may refuse the start comes before anything is deleted or begun.
+        reach_nodes(options, folder.logs, observer.note)
         if options.fresh:
+            if options.storage is not None:
+                require_usable(options.storage)
             folder.clear()
         predictor = forecaster.identity() if forecaster is not None and options.fidelity == "predict" else None
         opened = open_store(
@@ -90,6 +96,19 @@ def _refuse_existing(folder: StudyFolder, options: SearchOptions) -> None:
             f"{folder.csv} is there but {folder.database} is not, so the study can't be continued; "
             "--storage names its database if it lies elsewhere, --fresh starts anew"
         )
+    if options.resume and options.storage is None:
+        _refuse_empty(folder)
+
+
+def _refuse_empty(folder: StudyFolder) -> None:
+    deadline = time.monotonic() + _BIRTH_S
+    while folder.database.is_file() and folder.database.stat().st_size == 0:
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{folder.database} is empty, so it holds no study to go on with, and is left as it is; --fresh "
+                "deletes it and starts anew"
+            )
+        time.sleep(0.05)
 
 
 def _make_forecaster(space: Space, options: SearchOptions, observer: Observer) -> Forecaster | None:

@@ -14,9 +14,10 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.results.measurement import Measurement, TrialOutcome
-from autotune.search.claims import Claims, StudyRow, create_tables
+from autotune.search.claims import Claims, StudyRow
 from autotune.search.database import Database
 from autotune.search.store import Store
+from autotune.search.tables import create_tables
 from autotune.search.tuners import Tuner, Watch, share_devices, this_tuner
 from autotune.space.plan import Plan
 from autotune.space.space import load_space
