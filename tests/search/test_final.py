@@ -208,6 +208,9 @@ def test_the_final_ends_when_the_study_s_time_is_spent_and_goes_on_when_there_is
     assert hold_final(rows[:1], plans, 1, 3, None, measure, kept.append, lambda final: "", Silent()).remark == (
         "no final: only one plan ran within its limits"
     )
+    old = hold_final(rows[:1], plans, 1, 3, whole.final, measure, kept.append, lambda final: "", Silent())
+    assert old.remark.endswith("; the one before was between other plans, so it doesn't count")
+    assert "--resume" not in compare(rows[:1], whole.final).sentences()[-1]
 
 
 def _measurement(step_s: float) -> Measurement:
