@@ -167,6 +167,12 @@ def test_a_calibration_of_another_device_is_refused(command: tuple[str, ...], tm
         CliRunner().invoke(whole_command_line, given, catch_exceptions=False)
 
 
+def test_a_calibration_that_is_not_there_may_have_been_a_file_or_a_folder(tmp_path: Path) -> None:
+    given = ("predict", SPACE, "--calibrated-by", str(tmp_path / "results" / "typo"))
+    with pytest.raises(UserError, match=r"--calibrated-by .*typo: there is no such file or folder"):
+        CliRunner().invoke(whole_command_line, given, catch_exceptions=False)
+
+
 def test_the_software_follows_from_the_spaces_worker(app: typer.Typer, tmp_path: Path) -> None:
     def peak(*options: str, **changes: Any) -> int:
         space = _space(tmp_path, training__dtype="bfloat16", **changes)

@@ -54,11 +54,33 @@ def test_names_come_from_the_command_line_or_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("a\nb,c\n", "line 2: 'b,c' is no host name; there is one a line"),
+        ("# ours\n-oProxyCommand=x\n", "line 2: '-oProxyCommand=x' is no host name"),
+        ("a\nb\na slots=2\n", "line 3: a is there already"),
+    ],
+)
+def test_a_bad_line_of_a_file_is_told_by_file_and_line(tmp_path: Path, lines: str, told: str) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(lines)
+    with pytest.raises(UserError, match=f"{file}, {told}"):
+        make_hosts(str(file), cluster(2))
+
+
+@pytest.mark.parametrize("option", ["remote_shell", "python", "rdzv_host"])
+def test_an_empty_option_is_not_silently_the_default(option: str) -> None:
+    with pytest.raises(UserError, match="is empty; leave it out for its default"):
+        make_hosts("a,b", cluster(2), **{option: ""})
+
+
+@pytest.mark.parametrize(
     ("text", "why"),
     [
         ("a,,b", "empty name"),
         ("./none", "no file"),
         ("a,-oProxyCommand=x", "'-oProxyCommand=x' is no host name"),
+        ("-oX=a b/c", "'-oX=a b/c' is no host name"),
         ("a,b c", "'b c' is no host name"),
         ("a,a", "a is there 2 times"),
         ("localhost,b", "can't reach the first one as localhost"),

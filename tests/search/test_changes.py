@@ -10,7 +10,8 @@ import pytest
 from conftest import Bench, Notes
 
 from autotune.errors import UserError
-from autotune.search.identity import changes
+from autotune.profiling.hosts import Hosts
+from autotune.search.identity import Changes, changes
 
 SMALL = "schedule: [1f1b, zb-h1]"
 
@@ -96,20 +97,66 @@ def test_where_no_row_can_hold_adoption_says_so(small: Bench, old: str, new: str
     assert (small.study / "trials.csv").read_bytes() == before
 
 
-def test_differences_are_sorted_by_what_follows_from_them_with_the_fidelity_first() -> None:
+def test_differences_are_sorted_by_what_follows_from_them() -> None:
     stored = {"fidelity": "run", "model.layers": 8, "search.pp": [1], "cluster.memory_limit_bytes": 1, "clock": "wall"}
     predictor = {f"predictor.value{number}": number for number in range(40)}
-    found = changes(
-        stored, {**predictor, **stored, "fidelity": "predict", "model.layers": 9, "search.pp": [2], "clock": "virtual"}
-    )
+    found = changes(stored, {**predictor, **stored, "model.layers": 9, "search.pp": [2], "clock": "virtual"})
     assert found.others == (
-        "fidelity: 'run' -> 'predict'",
         "clock: 'wall' -> 'virtual'",
         "model.layers: 8 -> 9",
         "the predictor changed: 40 values",
     )
     assert found.lists == ("search.pp: [1] -> [2]",)
     assert found.harmless == ()
+
+
+def test_beside_another_fidelity_nothing_else_is_told() -> None:
+    stored = {"fidelity": "run", "worker.starter": "none", "search.pp": [1], "clock": "wall"}
+    found = changes(stored, {"fidelity": "predict", "worker.starter": "torchrun", "search.pp": [2]})
+    assert found == Changes(others=("fidelity: 'run' -> 'predict'",))
+
+
+def test_a_refusal_of_harmless_changes_does_not_speak_of_another_study(small: Bench) -> None:
+    small.here(trials=1)
+    small.edit_space("memory_limit: 1MiB", "memory_limit: 4MiB")
+    with pytest.raises(UserError, match="began with other values, so its results aren't continued unasked") as told:
+        small.here(resume=True)
+    assert "something else" not in str(told.value)
+
+
+def test_nodes_that_cannot_be_reached_leave_nothing_behind_and_delete_nothing(
+    small: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise UserError("node nohost can't be reached")
+
+    monkeypatch.setattr("autotune.profiling.node_check._ask", unreachable)
+    before = everything_in(small.path)
+    with pytest.raises(UserError, match="nohost"):
+        small.here(hosts=Hosts(("nohost",)))
+    assert everything_in(small.path) == before
+    small.study.mkdir(parents=True)
+    with pytest.raises(UserError, match="nohost"):
+        small.here(hosts=Hosts(("nohost",)), storage=f"sqlite:///{small.path / 'x.db'}")
+    assert everything_in(small.path) - before == {"results", "results/tiny"}
+    small.here(trials=1)
+    done = everything_in(small.path)
+    with pytest.raises(UserError, match="nohost"):
+        small.here(hosts=Hosts(("nohost",)), fresh=True)
+    assert everything_in(small.path) == done
+
+
+def test_a_start_that_failed_at_its_space_file_leaves_an_empty_folder_empty(
+    small: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise UserError("no space left")
+
+    small.study.mkdir(parents=True)
+    monkeypatch.setattr("autotune.search.folder.StudyFolder.write_text", full)
+    with pytest.raises(UserError, match="no space left"):
+        small.here()
+    assert everything_in(small.study) == set()
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
