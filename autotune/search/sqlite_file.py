@@ -14,7 +14,7 @@ from autotune.errors import UserError
 from autotune.search.storage_url import shown_url
 from autotune.search.tables import TABLES
 
-__all__ = ["require_usable", "sqlite_path", "tables_in"]
+__all__ = ["require_usable", "sqlite_path"]
 
 _LOCK_S = 60
 _NOT_DAMAGE = ("locked", "busy", "unable to open", "readonly")
@@ -49,7 +49,7 @@ def require_usable(url: str) -> None:
     if not path.is_file():
         raise UserError(f"cannot use {shown_url(url)}: {path} is no file")
     try:
-        _require_ours(tables_in(path), url)
+        _require_ours(_tables_in(path), url)
         with closing(_connect(path)) as database:
             found = [str(row[0]) for row in database.execute("PRAGMA quick_check(1)")]
     except OSError:
@@ -62,13 +62,16 @@ def require_usable(url: str) -> None:
         raise UserError(f"cannot use {shown_url(url)}: it is damaged and is left as it is: {found[0].splitlines()[-1]}")
 
 
-def tables_in(path: Path) -> dict[str, set[str]]:
-    """Names of the tables and views in a file, with their columns.
+def _tables_in(path: Path) -> dict[str, set[str]]:
+    """Names of the tables and views in a file, with their columns."""
+    try:
+        return _read_tables(path, leave_no_log=True)
+    except sqlite3.DatabaseError:  # another search began to write to it in this moment, perhaps
+        return _read_tables(path, leave_no_log=False)
 
-    Raises:
-        sqlite3.DatabaseError: it can't be read.
-    """
-    with closing(_connect(path, leave_no_log=True)) as database:
+
+def _read_tables(path: Path, leave_no_log: bool) -> dict[str, set[str]]:
+    with closing(_connect(path, leave_no_log)) as database:
         listed = database.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
         names = [str(row[0]) for row in listed if not str(row[0]).startswith("sqlite_")]
         columns = "SELECT name FROM pragma_table_info(?)"
