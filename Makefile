@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: env
-	$(BIN)/autotune search search_spaces/quickstart.yaml --sampler grid --fresh
+	$(BIN)/autotune search search_spaces/quickstart.yaml --sampler grid --final 1 --final-rounds 3 --fresh
 	$(BIN)/autotune results results/quickstart
 	$(BIN)/autotune compare results/quickstart
 

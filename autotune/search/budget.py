@@ -95,7 +95,10 @@ class Budget:
         """
         if self._trials is None:
             return True
-        counted = sum(claim.fingerprint in self._plans and claim.fingerprint not in again for claim in claims.values())
+        counted = sum(
+            claim.fingerprint in self._plans and not (claim.state == "launcher" and claim.fingerprint in again)
+            for claim in claims.values()
+        )
         return counted < self._trials
 
     def outlook(self, spent: Spent, left: int) -> Outlook:

@@ -164,7 +164,7 @@ class Claims:
         return self._database.run(operation)
 
     def take(self, fingerprint: str, may: Callable[[Mapping[str, Claim]], bool]) -> bool:
-        """Claim a plan; False if somebody has it, if it is done, or if `may` says no.
+        """Claim a plan; False if somebody has it, if it is done, if `may` says no, or others took this tuner for dead.
 
         Args:
             may: decides from all claims before this one; they don't change meanwhile.
@@ -177,6 +177,8 @@ class Claims:
                 return held.owner == self.me.key
             if (held is not None and held.state == "done") or not may(claims):
                 return False
+            if all(tuner.key != self.me.key for tuner in self._tuners(connection)):
+                return False  # a claim of a tuner that nobody knows would never be freed
             connection.execute(delete(CLAIMS).where(*self._of(fingerprint)))
             values = {"study": self._study, "fingerprint": fingerprint, "owner": self.me.key}
             connection.execute(insert(CLAIMS).values(**values, state="held"))

@@ -22,6 +22,7 @@ from autotune.results.predicted import Predicted
 from autotune.schedules import registry
 from autotune.search.claims import Claim, Claims
 from autotune.search.database import Database
+from autotune.search.judgement import judged_by
 from autotune.search.pulse import Pulse
 from autotune.search.samplers import FIELDS, Observation, fields_of
 from autotune.search.tuners import Tuner, Watch, share_devices
@@ -211,20 +212,24 @@ class Store:
         return values
 
     def save_final(self, values: dict[str, Any]) -> None:
-        """Store the study's final, in place of the one before."""
+        """Store the study's final, in place of the one before; nothing if another tuner has taken it over."""
+        claim = self._claims.all().get(_THE_FINAL)
+        if claim is None or claim.owner != self._claims.me.key:
+            return
         self._run(lambda: self._study.set_user_attr(_FINAL, values))
 
     def observations(self, finished: list[Finished], tokens_per_s: Mapping[int, float | None]) -> list[Observation]:
         """What the finished trials (by number: their throughput) tell a sampler."""
+        judged = [(one, judged_by(one.outcome, self._limit)) for one in finished]
         return [
             Observation(
                 plan=one.plan,
-                value=tokens_per_s.get(one.number) if one.outcome.state in _VALUED else None,
-                constraint=self._over_limit(one.outcome),
-                failed=one.outcome.state in _UNINFORMATIVE,
-                peak_bytes=_peak_bytes(one.outcome),
+                value=tokens_per_s.get(one.number) if outcome.state in _VALUED else None,
+                constraint=self._over_limit(outcome),
+                failed=outcome.state in _UNINFORMATIVE,
+                peak_bytes=_peak_bytes(outcome),
             )
-            for one in finished
+            for one, outcome in judged
         ]
 
     def _run(self, operation: Callable[[], T]) -> T:

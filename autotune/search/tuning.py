@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.errors import UserError
@@ -31,6 +32,9 @@ from autotune.space.space import Space
 __all__ = ["Tuning"]
 
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.1, 1.0
+_RAN = ("ok", "predicted")
+# Plans of a baseline's schedule that are tried unasked until one of them runs.
+_MOST_BASELINES = 3
 
 
 @dataclass
@@ -60,7 +64,7 @@ class Tuning:
     first: list[Plan] = field(default_factory=list)
     final_before: Final | None = None
     met_others: bool = False
-    asked_with: int = -1
+    asked_with: tuple[int, frozenset[Plan]] = (-1, frozenset())
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.options, self.book.plans)
@@ -155,11 +159,29 @@ class Tuning:
         if (plan := next((plan for plan in self.first if plan in free), None)) is not None:
             return plan
         finished = self.finished
-        if self.proposer.why_stopped and self.asked_with == len(finished):
-            return None  # nothing is known that wasn't when it was asked
-        self.asked_with = len(finished)
-        throughput = {one.number: _rate(self._row(one)) for one in finished}
-        return self.proposer.propose(left, self.store.observations(finished, throughput))
+        if (plan := self._missing_baseline(left)) is not None:
+            return plan
+        asked_with = (len(finished), frozenset(left))
+        if self.proposer.why_stopped and self.asked_with == asked_with:
+            return None  # nothing is known or free that wasn't when it was asked
+        self.asked_with = asked_with
+        # Launches that failed say nothing of the plan, nor of alike ones.
+        telling = [one for one in finished if one.outcome.state != "launcher"]
+        throughput = {one.number: _rate(self._row(one)) for one in telling}
+        return self.proposer.propose(left, self.store.observations(telling, throughput))
+
+    def _missing_baseline(self, left: list[Plan]) -> Plan | None:
+        """The next best plan of a baseline's schedule as long as none of them ran within its limits, a few at most."""
+        if self.options.sampler == "grid":
+            return None
+        rows = self.book.rows.values()
+        ran = {row.schedule for row in rows if row.state in _RAN}
+        under_way = {flight.plan.schedule for flight in self.flights.values()}
+        tried = Counter(row.schedule for row in rows)
+        wanted = [
+            plan for plan in left if plan.schedule not in ran | under_way and tried[plan.schedule] < _MOST_BASELINES
+        ]
+        return next(iter(self._baselines_among(wanted)), None) if wanted else None
 
     def _left(self) -> list[Plan]:
         """Plans that wait for a trial and that nobody is measuring."""
@@ -354,9 +376,12 @@ class Tuning:
             )
 
     def _baselines(self) -> list[Plan]:
-        limit = self.space.cluster.memory_limit_bytes
-        may_fit = [plan for fingerprint, plan in self.book.plans.items() if fingerprint not in self.book.estimates]
-        return baselines(may_fit, {plan: told.predicted for plan, told in self.book.forecasts.items()}, limit)
+        estimates = self.book.estimates
+        return self._baselines_among([plan for f, plan in self.book.plans.items() if f not in estimates])
+
+    def _baselines_among(self, plans: Sequence[Plan]) -> list[Plan]:
+        predicted = {plan: told.predicted for plan, told in self.book.forecasts.items()}
+        return baselines(plans, predicted, self.space.cluster.memory_limit_bytes)
 
 
 def _rate(row: Row) -> float | None:

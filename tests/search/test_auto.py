@@ -289,3 +289,12 @@ def test_expected_improvement_is_the_integral() -> None:
     values = np.random.default_rng(0).normal(1.2, 0.4, 2_000_000)
     expected = np.maximum(values - 1.5, 0.0).mean()
     assert _expected_improvement(np.array([1.2]), np.array([0.4]), 1.5)[0] == pytest.approx(expected, rel=0.01)
+
+
+def test_a_plan_over_the_limit_is_no_goal_that_others_must_beat() -> None:
+    predicted = {plan: predict(1.0 + 0.01 * number) for number, plan in enumerate(PLANS)}
+    known = [ok(plan, 10.0 - number, peak=100, limit=1000) for number, plan in enumerate(PLANS[5:10])]
+    auto = Auto(PLANS, 0, predicted, 1000)
+    over = ok(PLANS[0], 1e6, peak=2000, limit=1000)
+    assert auto.propose(PLANS[10:], [over, *known]) is not None
+    assert auto.propose(PLANS[10:], [replace(over, constraint=-1.0), *known]) is None

@@ -44,3 +44,12 @@ def test_nsga2_prints_the_front_and_every_study_keeps_it(bench: Bench) -> None:
     assert f"{len(rows)} plans than which none is both faster and smaller" in done.stdout
     assert rows[-1]["schedule"] == "v-min"
     assert json.loads((bench.study / "best.json").read_text())["pareto"] == [row["fingerprint"] for row in rows]
+
+
+def test_when_a_baseline_fails_the_next_one_is_measured_though_it_promises_little(bench: Bench) -> None:
+    bench.tell_worker({"when": {"schedule": "1f1b", "pp": 1}, "do": "fail"}, {"do": "succeed", "step_s": 0.05})
+    done = bench.search("--sampler", "auto", "--final", "0", "--trials", "4")
+    assert done.returncode == 0, done.stderr
+    tried = [row for row in bench.table() if row["trial"]]
+    assert {row["state"] for row in tried if row["schedule"] == "1f1b" and row["pp"] == "1"} <= {"failed"}
+    assert any(row["state"] == "ok" for row in tried if row["schedule"] == "1f1b")

@@ -14,8 +14,10 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.results.measurement import Measurement, TrialOutcome
-from autotune.search.claims import Claims, StudyRow
+from autotune.search.budget import Budget
+from autotune.search.claims import Claim, Claims, StudyRow
 from autotune.search.database import Database
+from autotune.search.options import SearchOptions
 from autotune.search.store import Store
 from autotune.search.tables import create_tables
 from autotune.search.tuners import Tuner, Watch, share_devices, this_tuner
@@ -234,3 +236,24 @@ def test_missing_driver_is_told_with_what_to_install(monkeypatch: pytest.MonkeyP
     assert "topsecret" not in str(told.value)
     with pytest.raises(UserError, match=r"pip install 'autotune\[mysql\]'"):
         Database("mysql://me:topsecret@host/db")
+
+
+def test_a_tuner_that_was_taken_for_dead_claims_nothing_until_it_is_known_again(study: Study) -> None:
+    with study.store(study.tuner()) as store:
+        seen = store._claims.tuners()[0]
+        assert store._claims.bury(seen, {}) == []
+        assert store.begin(PLANS["plan-1"], "plan-1", anything) is None
+        assert not store.take_final()
+        store.news()
+        assert store.begin(PLANS["plan-1"], "plan-1", anything) is not None
+
+
+def test_a_budget_of_trials_forgets_failed_launches_alone_though_their_plans_are_tried_again() -> None:
+    budget = Budget(SearchOptions(Path("unused"), trials=2), PLANS)
+    claims = {
+        "plan-1": Claim("plan-1", "a", "launcher", 0),
+        "plan-2": Claim("plan-2", "b", "held", None),
+    }
+    assert budget.allows(claims, {"plan-1", "plan-2"})
+    taken_again = claims | {"plan-1": Claim("plan-1", "b", "held", None)}
+    assert not budget.allows(taken_again, {"plan-1", "plan-2"})

@@ -104,11 +104,12 @@ class Auto:
         known = [one for one in known if one.plan in self._index]
         left = sorted(left, key=self._index.__getitem__)
         outlook = self._outlook(left, known)
-        best = max((one for one in known if one.value), key=lambda one: one.value or 0.0, default=None)
+        fitting = [one for one in known if one.value and not (one.constraint is not None and one.constraint > 0)]
+        best = max(fitting, key=lambda one: one.value or 0.0, default=None)
         if best is None:
             return left[int(np.argmax(outlook.rate + np.log(np.maximum(outlook.fits * outlook.runs, 1e-9))))]
         goal = math.log(best.value or 1.0)
-        enough = sum(bool(one.value) for one in known) >= _LEAST_TO_STOP
+        enough = len(fitting) >= _LEAST_TO_STOP
         if self._stops and enough and not np.any(outlook.possible & (outlook.upper > goal)):
             self.why_stopped = _why(len(known), best, left, outlook)
             return None
