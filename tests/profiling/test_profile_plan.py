@@ -190,6 +190,15 @@ def test_plan_beyond_its_memory_is_refused_and_says_what_fills_it(profiles: list
     assert "parameters" in outcome.reason
 
 
+def test_profiles_of_recomputation_err_by_more_so_they_refuse_less(profiles: list[Profile]) -> None:
+    plain = profiles[0]
+    limit = plain.peak_memory_bytes / 1.08
+    assert plain.refusal(limit) is not None
+    recomputed = dataclasses.replace(plain, plan=dataclasses.replace(plain.plan, recompute="full"))
+    assert recomputed.refusal(limit) is None
+    assert recomputed.refusal(limit / 1.05) is not None
+
+
 def test_profile_fills_the_predicted_columns_of_the_table(profiles: list[Profile]) -> None:
     profile = profiles[0]
     columns = Predicted.of(profile).columns(1000, None)

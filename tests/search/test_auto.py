@@ -63,6 +63,12 @@ def as_predicted(predicted: Mapping[Plan, Predicted], plan: Plan, factor: float 
     return ok(plan, 1e6 * factor / told.step_time_s, told.peak_memory_bytes, 150)
 
 
+def test_there_are_three_landscapes_two_of_them_measured() -> None:
+    tables = [(BENCHMARKS / "landscapes" / name / "trials.csv").read_text(encoding="utf-8") for name in NAMES]
+    assert len(tables) >= 3
+    assert sum(",2.13.0+cpu," in text for text in tables) >= 2, "torch ran them"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_comes_within_1_percent_of_the_best_plan_in_a_tenth_of_the_plans(name: str) -> None:
     landscape = REPLAY.load_landscape(REPLAY.LANDSCAPES / name)
