@@ -14,9 +14,11 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
@@ -28,8 +30,10 @@ __all__ = [
     "end_all",
     "end_descendants",
     "marked",
+    "place",
     "processes_by_mark",
     "reap",
+    "started_at",
 ]
 
 MARKER = "AUTOTUNE_TRIAL_ID"
@@ -141,6 +145,31 @@ def reap() -> dict[int, int]:
                 break
             dead[pid] = status
     return dead
+
+
+def started_at(pid: int) -> str:
+    """When a process started, as text that no step of the machine's clock changes: with the pid it names the process.
+
+    Raises:
+        psutil.NoSuchProcess: there is none.
+    """
+    if sys.platform != "linux":
+        return f"{psutil.Process(pid).create_time():.2f}"
+    try:
+        # Behind the name, which may hold anything, the twentieth field: clock ticks since boot.
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        raise psutil.NoSuchProcess(pid) from None
+
+
+def place() -> str:
+    """Where a pid means something: this machine and its boot, then the namespace of pids (containers have own ones)."""
+    boot, namespace = socket.gethostname(), "0"
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    with contextlib.suppress(OSError):
+        namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+    return f"{boot}/{namespace}"
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -7,7 +7,6 @@ import json
 import os
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from autotune.profiling.command import ELASTIC_LOGS, environment
-from autotune.profiling.process_tree import MARKER, end_all, marked
+from autotune.profiling.process_tree import MARKER, end_all, marked, place, started_at
 from autotune.profiling.supervisor import Ending, LaunchSpec
 
 __all__ = ["SupervisedLaunch", "end_leftovers", "is_left_behind", "owner_mark"]
@@ -118,8 +117,7 @@ class SupervisedLaunch:
 
 def owner_mark(study: str) -> str:
     """Marks the processes of a study and of the tuner that started them, on whatever machine."""
-    own = psutil.Process()
-    return f"{study}/{own.pid}/{own.create_time():.2f}/{socket.gethostname()}"
+    return f"{study}/{os.getpid()}/{started_at(os.getpid())}/{_place()}"
 
 
 def end_leftovers(study: str) -> int:
@@ -134,11 +132,15 @@ def end_leftovers(study: str) -> int:
 
 
 def is_left_behind(mark: str, study: str) -> bool:
-    """Whether a process of `study` with this mark has lost its tuner; a tuner of another machine can't be judged."""
+    """Whether a process of `study` with this mark has lost its tuner; one of another place can't be judged."""
     parts = mark.removeprefix(f"{study}/").split("/")
-    if len(parts) > 3 and parts[2] != socket.gethostname():
+    if len(parts) > 3 and parts[2] != _place():
         return False
     try:
-        return f"{psutil.Process(int(parts[0])).create_time():.2f}" != parts[1]
+        return started_at(int(parts[0])) != parts[1]
     except (psutil.NoSuchProcess, ValueError, IndexError):
         return True
+
+
+def _place() -> str:
+    return place().replace("/", "+")

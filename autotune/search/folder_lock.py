@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from autotune.errors import UserError
+from autotune.profiling.process_tree import started_at
 
 __all__ = ["FolderLock", "locked_folder", "table_lock"]
 
@@ -193,6 +194,6 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def _created(pid: int) -> str:
     try:
-        return f"{psutil.Process(pid).create_time():.2f}"
+        return started_at(pid)
     except psutil.Error:
         return "-"

@@ -14,10 +14,10 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 
+from autotune.profiling.process_tree import place, started_at
 from autotune.space.cluster import ClusterSpec
 
 __all__ = ["Tuner", "Watch", "share_devices", "this_tuner"]
@@ -59,9 +59,9 @@ def this_tuner(cluster: ClusterSpec) -> Tuner:
     return Tuner(
         key=uuid.uuid4().hex,
         host=socket.gethostname()[:200],
-        place=_place(),
+        place=place(),
         pid=os.getpid(),
-        created=f"{psutil.Process().create_time():.2f}",
+        created=started_at(os.getpid()),
         devices=_devices(cluster.device),
     )
 
@@ -120,18 +120,8 @@ def _process_lives(tuner: Tuner) -> bool:
     """Whether the process of a tuner of this place lives; one that was stopped does."""
     with suppress(psutil.Error, OSError):
         process = psutil.Process(tuner.pid)
-        return f"{process.create_time():.2f}" == tuner.created and process.status() != psutil.STATUS_ZOMBIE
+        return started_at(tuner.pid) == tuner.created and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def _place() -> str:
-    """Machine and boot, then the namespace of pids: containers of one machine number their processes anew."""
-    boot, namespace = socket.gethostname(), "0"
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    with suppress(OSError):
-        namespace = str(os.stat("/proc/self/ns/pid").st_ino)
-    return f"{boot}/{namespace}"
 
 
 def _devices(device: str) -> str:

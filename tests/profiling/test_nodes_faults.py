@@ -16,7 +16,7 @@ from nodes import OTHER, OWNER, Running, once_a_node, once_a_rank, processes, su
 
 from autotune.profiling.command import WorkerCommand
 from autotune.profiling.node_check import check_nodes
-from autotune.profiling.process_tree import MARKER
+from autotune.profiling.process_tree import MARKER, place, started_at
 from autotune.results.measurement import TrialOutcome
 
 LIMIT_S = 10.0
@@ -154,10 +154,10 @@ def test_what_a_killed_search_left_on_a_node_is_ended_at_the_next_start(tmp_path
     def start(mark: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={MARKER: mark})
 
-    here = psutil.Process()
-    ours = start(f"s1/{here.pid}/{here.create_time():.2f}/{os.uname().nodename}/x/node-1")
+    here, ours_here = os.getpid(), place().replace("/", "+")
+    ours = start(f"s1/{here}/{started_at(here)}/{ours_here}/x/node-1")
     orphan, elsewhere, foreign = (
-        start(f"s1/999999/1.00/{os.uname().nodename}/x/node-1"),
+        start(f"s1/999999/1/{ours_here}/x/node-1"),
         start("s1/999999/1.00/another-machine/x/node-1"),  # its tuner can't be asked
         start("s2/999999/1.00/x"),
     )
