@@ -113,7 +113,7 @@ def test_every_way_to_fail_is_a_row_with_its_state_and_the_search_goes_on(bench:
     assert "the very last words" in rows["interleaved-1f1b", "4"]["reason"]
     assert rows["v-min", "4"]["peak_memory_bytes"] == str((2 << 20) + 3)
     assert rows["v-min", "4"]["is_best"] == "false"
-    shown = bench.run("results", str(bench.study))
+    shown = bench.run("results", str(bench.study), "--all")
     assert 'cause, "quoted"' in shown.stdout
 
 
