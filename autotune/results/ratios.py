@@ -54,10 +54,6 @@ class RatioInterval:
         """Whether another round is not worth its time: one is faster, or the interval is narrower than `width`."""
         return self.faster or self.slower or self.high - self.low < width
 
-    def inverse(self) -> RatioInterval:
-        """The same of the second plan over the first."""
-        return RatioInterval(1.0 / self.ratio, 1.0 / self.high, 1.0 / self.low, self.rounds)
-
     def to_dict(self) -> dict[str, float]:
         """Plain JSON values."""
         return {"ratio": self.ratio, "low": self.low, "high": self.high, "rounds": self.rounds}

@@ -13,6 +13,9 @@ from autotune.space.plan import Plan
 
 __all__ = ["Budget", "Spent"]
 
+_MOST_FOR_FINAL = 1 / 3
+"""Share of a budget of time that is kept for the final at most."""
+
 
 @dataclass(frozen=True)
 class Spent:
@@ -50,6 +53,7 @@ class Budget:
     def __init__(self, options: SearchOptions, plans: Mapping[str, Plan]) -> None:
         self._trials, self._timeout_s = options.trials, options.timeout_s
         self._device_hours, self._plans = options.device_hours, plans
+        self._devices = max((plan.devices for plan in plans.values()), default=0)
         # A profile measures on one device, whatever the plan would need.
         self._profiles = options.fidelity == "profile"
 
@@ -69,11 +73,17 @@ class Budget:
             tuners=1 + len({flight.tuner for flight in flights if flight.tuner is not None}),
         )
 
-    def ended(self, spent: Spent) -> Ended | None:
-        """Which budget is spent; trials in flight count for time, but may yet fail to become trials."""
+    def ended(self, spent: Spent, final_s: float = 0.0) -> Ended | None:
+        """Which budget is spent; trials in flight count for time, but may yet fail to become trials.
+
+        Args:
+            final_s: what the final takes. So much of a budget of time is kept for it, at most a third.
+        """
         if self._trials is not None and spent.done >= self._trials:
             return "trials"
-        return self.time_ended(spent.seconds, spent.device_hours)
+        kept_s = min(final_s, _MOST_FOR_FINAL * (self._timeout_s or 0.0))
+        kept_hours = min(final_s * self._devices / 3600, _MOST_FOR_FINAL * (self._device_hours or 0.0))
+        return self.time_ended(spent.seconds + kept_s, spent.device_hours + kept_hours)
 
     def time_ended(self, seconds: float, device_hours: float) -> Ended | None:
         """Which budget of time is spent."""

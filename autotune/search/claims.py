@@ -116,19 +116,31 @@ class Claims:
 
         return self._changed(change)
 
-    def join(self) -> None:
-        """Make this tuner known."""
+    def join(self, identity: Mapping[str, Any] | None = None) -> None:
+        """Make this tuner known.
+
+        Args:
+            identity: what the study must still be about; None: whatever it is.
+
+        Raises:
+            UserError: another tuner changed what the study is about since it was looked at.
+        """
 
         def change(connection: Connection) -> None:
+            stored = connection.execute(select(STUDIES.c.identity).where(STUDIES.c.study == self._study)).scalar_one()
+            if identity is not None and json.loads(stored) != json.loads(json.dumps(dict(identity))):
+                raise UserError(
+                    "another search changed what this study searches in this moment; start this one again to see what"
+                )
             connection.execute(delete(TUNERS).where(TUNERS.c.key == self.me.key))
             connection.execute(insert(TUNERS).values(study=self._study, **asdict(self.me)))
 
         self._changed(change)
 
-    def rejoin(self, key: str) -> None:
-        """Come back under a new key, after others took this tuner for dead."""
+    def rejoin(self, key: str, identity: Mapping[str, Any] | None = None) -> None:
+        """Come back under a new key, after others took this tuner for dead; what `join` takes and raises."""
         self.me = replace(self.me, key=key)
-        self.join()
+        self.join(identity)
 
     def leave(self) -> None:
         """End: this tuner's claims that have no outcome are free again."""

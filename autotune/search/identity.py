@@ -12,7 +12,7 @@ from autotune.profiling.cores import usable_cores
 from autotune.results.measurement import Fidelity
 from autotune.space.space import Space
 
-__all__ = ["Changes", "changes", "differences", "identity"]
+__all__ = ["Changes", "changes", "identity"]
 
 # Lists decide which plans there are, not what a trial of one measures.
 _LISTS = "search."
@@ -106,12 +106,6 @@ def changes(stored: dict[str, Any], now: dict[str, Any]) -> Changes:
     if len(predictor) > _MOST_PREDICTOR_LINES:
         predictor = [f"the predictor changed: {len(predictor)} values"]
     return Changes(tuple(lists), tuple(harmless), (*others, *predictor))
-
-
-def differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Every line of `changes`."""
-    found = changes(stored, now)
-    return [*found.others, *found.harmless, *found.lists]
 
 
 def _times_passes(worker: WorkerCommand) -> bool:

@@ -75,9 +75,11 @@ def open_store(
         study = _study(database, name, options, me, must_exist, note)
         claims = Claims(database, study._study_id, me)
         row = _study_row(database, study, claims, identity)
+        agreed = row.identity
         if found := changes(row.identity, identity):
             _accept(found, name, options, claims, identity, note)
-        return Store(database, study, claims, row.mark, plans, cluster.memory_limit_bytes, options.takeover_s)
+            agreed = identity
+        return Store(database, study, claims, row.mark, plans, cluster.memory_limit_bytes, options.takeover_s, agreed)
     except BaseException:
         database.close()
         raise

@@ -86,6 +86,7 @@ class Store:
         plans: the legal plans by fingerprint.
         memory_limit_bytes: limit that makes a plan infeasible; None for no limit.
         grace_s: a tuner that gave no sign of life for so long is taken for dead.
+        identity: what the study is about, as this tuner found it.
     """
 
     def __init__(
@@ -97,7 +98,9 @@ class Store:
         plans: Mapping[str, Plan],
         memory_limit_bytes: int | None,
         grace_s: float,
+        identity: Mapping[str, Any] | None = None,
     ) -> None:
+        self._identity = identity
         self._database, self._study, self._claims = database, study, claims
         self._plans = plans
         self._limit = memory_limit_bytes
@@ -109,7 +112,8 @@ class Store:
         self._in_flight_since: dict[tuple[str, str], float] = {}
         self._requeued: list[Plan] = []
         self._notes: list[str] = []
-        self._noted_sharing = False
+        self.shares_devices = False
+        """Whether another tuner, at any time since this one began, may have used the same devices."""
         self._spaces = self._distributions()
         self.study_id = mark
         """Marks the processes of this study."""
@@ -118,7 +122,7 @@ class Store:
 
     def __enter__(self) -> Store:
         try:
-            self._claims.join()
+            self._claims.join(self._identity)
             self._recover()
             self._pulse.__enter__()
         except BaseException:
@@ -272,7 +276,7 @@ class Store:
 
     def _come_back(self) -> None:
         """Others took this tuner for dead, because it was stopped for long: its claims are gone."""
-        self._claims.rejoin(uuid.uuid4().hex)
+        self._claims.rejoin(uuid.uuid4().hex, self._identity)
         self._watch.me = self._claims.me
         self._pulse.lost = False
 
@@ -315,8 +319,8 @@ class Store:
 
     def _note_sharing(self, tuners: list[Tuner]) -> None:
         for tuner in tuners:
-            if tuner.key != self._claims.me.key and not self._noted_sharing and share_devices(tuner, self._claims.me):
-                self._noted_sharing = True
+            if tuner.key != self._claims.me.key and not self.shares_devices and share_devices(tuner, self._claims.me):
+                self.shares_devices = True
                 self._notes.append(
                     f"another search ({tuner.describe()}) may use the same devices: plans that run at the same time "
                     "compete for them; give each search its own, by CUDA_VISIBLE_DEVICES or taskset"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from autotune.errors import UserError
 from autotune.profiling.supervised import owner_mark
 from autotune.results.columns import Row
-from autotune.results.final import Final
+from autotune.results.final import LEAST_ROUNDS, Final, pick_lineup, too_few
 from autotune.results.measurement import TrialOutcome
 from autotune.results.rows import row_of
 from autotune.results.verdict import fastest
@@ -168,7 +168,8 @@ class Tuning:
         # Launches that failed say nothing of the plan, nor of alike ones.
         telling = [one for one in finished if one.outcome.state != "launcher"]
         throughput = {one.number: _rate(self._row(one)) for one in telling}
-        return self.proposer.propose(left, self.store.observations(telling, throughput))
+        flights = [flight.plan for flight in self.flights.values()]
+        return self.proposer.propose(left, self.store.observations(telling, throughput), flights)
 
     def _missing_baseline(self, left: list[Plan]) -> Plan | None:
         """The next best plan of a baseline's schedule as long as none of them ran within its limits, a few at most."""
@@ -204,7 +205,18 @@ class Tuning:
             return "failing"
         if not self._left() and not self.flights:
             return "complete"
-        return self.budget.ended(self._spent())
+        return self.budget.ended(self._spent(), self._final_s())
+
+    def _final_s(self) -> float:
+        """Seconds that a final between the plans of now takes at least; 0 without one, or if it was held."""
+        rows = tuple(self.book.rows.values())
+        if not self.options.finalists or too_few(lineup := pick_lineup(rows, self.options.finalists)):
+            return 0.0
+        if self.book.final is not None and self.book.final.lineup == lineup:
+            return 0.0
+        # Ranks are started for every launch; the longest trial was one for which they were.
+        each_s = max(row.duration_s or 0.0 for row in rows if row.state == "ok")
+        return LEAST_ROUNDS * len(lineup.plans) * each_s
 
     def _try(self, plan: Plan) -> bool:
         """Evaluate one plan and store how it ended; False if the search was interrupted first."""
@@ -239,7 +251,9 @@ class Tuning:
         return row
 
     def _apply_history(self, rows: list[Row]) -> None:
-        if self.options.fidelity == "run" and any(row.state == "oom" for row in rows):
+        # Beside a trial of another tuner on the same device, running out of memory proves nothing of the plan.
+        proves = self.options.fidelity == "run" and not self.store.shares_devices
+        if proves and any(row.state == "oom" for row in rows):
             for reason in self.book.refuse_by_history():
                 self.observer.note(f"refused without a trial: {reason}")
 
@@ -365,7 +379,8 @@ class Tuning:
             "failing": self._common_failure(),
             "interrupted": "the search was interrupted",
         }
-        return f"not {self._done_word}: {causes.get(ended) or self.budget.reason(ended)}"
+        kept = " or kept for the final" if ended in ("timeout", "device-hours") and self.options.finalists else ""
+        return f"not {self._done_word}: {causes.get(ended) or self.budget.reason(ended) + kept}"
 
     def _note_estimates(self) -> None:
         refused = sum(fingerprint not in self.book.rows for fingerprint in self.book.estimates)

@@ -83,3 +83,32 @@ def test_trials_in_flight_count_as_trials_but_end_no_search(tmp_path: Path) -> N
     assert not budget.may_begin(spent)
     assert budget.ended(spent) is None
     assert budget.ended(dataclasses.replace(spent, done=3, in_flight=0)) == "trials"
+
+
+def test_time_is_kept_for_the_final_but_at_most_a_third_of_it(tmp_path: Path) -> None:
+    space = load_space(QUICKSTART)
+    plans = {space.fingerprint(plan): plan for plan in space.plans()}
+    outcome = TrialOutcome("ok", "", None, "", 10.0)
+    finished = [Finished(number, plan, outcome) for number, plan in enumerate(list(plans.values())[:6])]
+
+    def ended(final_s: float, **budgets: float) -> str | None:
+        budget = Budget(SearchOptions(tmp_path, **budgets), plans)  # type: ignore[arg-type]
+        return budget.ended(budget.spent(finished, [], 0.0, 0.0), final_s)
+
+    # 60 s are spent
+    assert ended(0.0, timeout_s=100) is None
+    assert ended(30.0, timeout_s=100) is None
+    assert ended(1000.0, timeout_s=100) is ended(33.0, timeout_s=100) is None
+    assert ended(30.0, timeout_s=90) == ended(1000.0, timeout_s=90) == "timeout"
+    assert ended(1000.0, timeout_s=91) is None
+    assert ended(30.0, device_hours=90 * 4 / 3600) == "device-hours"
+
+
+def test_a_search_whose_time_runs_out_still_begins_its_final(bench: Bench) -> None:
+    bench.tell_worker({"do": "succeed", "sleep_s": 1.0})
+    result = bench.here(timeout_s=12.0, final=1, final_rounds=3, sampler="random")
+    assert result.ended == "timeout"
+    assert result.final is not None
+    assert result.final.launches
+    waiting = {row["reason"] for row in bench.table() if row["state"] == "predicted"}
+    assert waiting == {"not run: the time of 12 s is spent or kept for the final"}

@@ -257,3 +257,13 @@ def test_a_budget_of_trials_forgets_failed_launches_alone_though_their_plans_are
     assert budget.allows(claims, {"plan-1", "plan-2"})
     taken_again = claims | {"plan-1": Claim("plan-1", "b", "held", None)}
     assert not budget.allows(taken_again, {"plan-1", "plan-2"})
+
+
+def test_a_study_that_was_changed_since_it_was_looked_at_is_not_joined(study: Study) -> None:
+    first = study.store(study.tuner(key="a" * 32))
+    late = study.store(study.tuner(key="b" * 32))
+    late._identity = {"a": 1}
+    assert first._claims.set_identity({"a": 2}, ())
+    with pytest.raises(UserError, match="changed what this study searches"), late:
+        pass
+    assert [tuner.key for tuner in first._claims.tuners()] == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.profiling.command import DEFAULT_WORKER, parse_worker
-from autotune.search.identity import differences, identity
+from autotune.search.identity import Changes, changes, identity
 from autotune.space.space import load_space
 
 QUICKSTART = Path(__file__).parents[2] / "search_spaces" / "quickstart.yaml"
@@ -18,7 +18,7 @@ def test_a_study_on_cpu_keeps_its_clock(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("autotune.search.identity.usable_cores", lambda: 2.0)
     crowded = identity(space, DEFAULT_WORKER)
     monkeypatch.setattr("autotune.search.identity.usable_cores", lambda: 8.0)
-    assert differences(crowded, identity(space, DEFAULT_WORKER)) == ["clock: 'virtual' -> 'wall'"]
+    assert changes(crowded, identity(space, DEFAULT_WORKER)) == Changes(others=("clock: 'virtual' -> 'wall'",))
     assert "clock" not in identity(space, DEFAULT_WORKER, "predict")
 
 
@@ -31,8 +31,8 @@ def test_a_worker_that_times_no_passes_is_judged_by_the_wall_clock_whatever_the_
     crowded = identity(space, worker)
     monkeypatch.setattr("autotune.search.identity.usable_cores", lambda: 8.0)
     now = identity(space, worker)
-    assert differences(crowded, now) == []
-    assert differences({**crowded, "clock": "virtual"}, now) == []  # earlier versions stored one
+    assert not changes(crowded, now)
+    assert not changes({**crowded, "clock": "virtual"}, now)  # earlier versions stored one
 
 
 def test_the_worker_of_this_package_keeps_its_clock_in_a_command_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +44,6 @@ def test_the_worker_of_this_package_keeps_its_clock_in_a_command_of_ones_own(mon
 def test_one_node_that_is_named_is_as_good_as_none() -> None:
     space = load_space(QUICKSTART)
     alone = identity(space, DEFAULT_WORKER)
-    assert differences(alone, identity(space, DEFAULT_WORKER, nodes=1)) == []
-    assert differences({**alone, "nodes": 1}, alone) == []  # earlier versions stored it
-    assert "nodes: (not there) -> 2" in differences(alone, identity(space, DEFAULT_WORKER, nodes=2))
+    assert not changes(alone, identity(space, DEFAULT_WORKER, nodes=1))
+    assert not changes({**alone, "nodes": 1}, alone)  # earlier versions stored it
+    assert "nodes: (not there) -> 2" in changes(alone, identity(space, DEFAULT_WORKER, nodes=2)).others

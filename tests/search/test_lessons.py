@@ -87,13 +87,18 @@ def test_nothing_follows_for_another_plan_or_from_another_end(row: Row, other: P
     assert not refused_by_history([row], {"it": other})
 
 
-def test_plans_refused_by_history_cost_no_trial_and_say_why_in_the_table(bench: Bench) -> None:
+def only_pipelines_of_two(bench: Bench) -> None:
+    """1f1b and gpipe with three micro-batch sizes, of which gpipe with the smallest is over the limit."""
     bench.edit_space("pp: [1, 2, 4]", "pp: [2]")
     bench.edit_space("tp: [1, 3]", "tp: [1]")
     bench.edit_space("micro_batch_size: [2]", "micro_batch_size: [1, 2, 4]")
     bench.edit_space("schedule: [1f1b, interleaved-1f1b, zb-h1, v-min]", "schedule: [1f1b, gpipe]")
-    # 1f1b holds two microbatches however many there are; sizes 1 and 2 run first or second, as predictions have it.
     bench.tell_worker({"when": {"schedule": "gpipe", "micro_batch_size": 1}, "do": "succeed", "peak": 2 << 20})
+
+
+def test_plans_refused_by_history_cost_no_trial_and_say_why_in_the_table(bench: Bench) -> None:
+    only_pipelines_of_two(bench)
+    # 1f1b holds two microbatches however many there are; sizes 1 and 2 run first or second, as predictions have it.
     notes = Notes()
     result = bench.here(notes, refuse_by_estimate=False)
     rows = {(row["schedule"], row["micro_batch_size"]): row for row in bench.table()}
@@ -108,6 +113,16 @@ def test_plans_refused_by_history_cost_no_trial_and_say_why_in_the_table(bench: 
     assert result.ended == "complete"
     assert (result.refused_by_history, result.refused_by_estimate) == (2, 0)
     assert "refused without a trial: history: trial" in notes
+
+
+def test_out_of_memory_beside_a_search_on_the_same_devices_proves_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_pipelines_of_two(bench)
+    shared = property(lambda store: True, lambda store, value: None)
+    monkeypatch.setattr("autotune.search.store.Store.shares_devices", shared, raising=False)
+    result = bench.here(refuse_by_estimate=False)
+    assert (result.refused_by_history, len(bench.launches())) == (0, 6)
 
 
 def failures(*reasons: str, state: str = "failed") -> list[Finished]:

@@ -110,3 +110,25 @@ def test_random_order_is_that_of_the_whole_space() -> None:
     sampler, half = proposer("random", 7), random.Random(1).sample(PLANS, 45)
     whole = Study(PLANS, outcome).run(sampler)
     assert Study(half, outcome).run(sampler) == [plan for plan in whole if plan in half]
+
+
+@pytest.mark.parametrize("name", ["gp", "tpe", "nsga2"])
+def test_plans_in_flight_are_known_to_the_sampler_and_forgotten_when_they_end(name: SamplerName) -> None:
+    known = [outcome(plan) for plan in PLANS[:12]]
+    flights, left = PLANS[12:16], PLANS[16:]
+    asked = proposer(name)
+    for _ in range(3):
+        assert asked.propose(left, known, flights) in left
+    ended = [*known, *(outcome(plan) for plan in flights)]
+    assert asked.propose(left, ended) in left
+    if name in ("tpe", "nsga2"):
+        assert len(asked.open) == 1, "the last proposal alone is open"  # type: ignore[attr-defined]
+
+
+def test_auto_keeps_away_from_neighbours_of_plans_in_flight() -> None:
+    known = [ok(plan, 1000.0, 50) for plan in PLANS[:6]]
+    alone = proposer("auto")._outlook(PLANS[20:], known, [])  # type: ignore[attr-defined]
+    beside = proposer("auto")._outlook(PLANS[20:], known, PLANS[10:20])  # type: ignore[attr-defined]
+    assert (beside.deviation <= alone.deviation * 1.05).all()
+    assert beside.deviation.mean() < 0.9 * alone.deviation.mean()
+    assert beside.rate == pytest.approx(alone.rate, abs=0.1)

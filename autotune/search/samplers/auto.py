@@ -98,12 +98,15 @@ class Auto:
             self._rate, self._memory = np.zeros(len(order)), np.zeros(len(order))
             self._families = Families(order)
 
-    def propose(self, left: Sequence[Plan], known: Sequence[Observation]) -> Plan | None:
-        """The most promising of `left`; None if none is likely to beat the best of `known`."""
+    def propose(self, left: Sequence[Plan], known: Sequence[Observation], flights: Sequence[Plan] = ()) -> Plan | None:
+        """The most promising of `left`; None if none is likely to beat the best of `known`.
+
+        Plans in flight are taken to give what is expected of them, so that tuners don't all take neighbours.
+        """
         self.why_stopped = ""
         known = [one for one in known if one.plan in self._index]
         left = sorted(left, key=self._index.__getitem__)
-        outlook = self._outlook(left, known)
+        outlook = self._outlook(left, known, flights)
         fitting = [one for one in known if one.value and not (one.constraint is not None and one.constraint > 0)]
         best = max(fitting, key=lambda one: one.value or 0.0, default=None)
         if best is None:
@@ -117,15 +120,19 @@ class Auto:
         promise = np.where(outlook.possible, promise, promise * 1e-6)
         return left[int(np.argmax(promise))]
 
-    def _outlook(self, left: Sequence[Plan], known: Sequence[Observation]) -> _Outlook:
+    def _outlook(self, left: Sequence[Plan], known: Sequence[Observation], flights: Sequence[Plan]) -> _Outlook:
         wanted = self._at(left)
         valued = [one for one in known if one.value]
         measured = self._at([one.plan for one in valued])
         rates = np.log([one.value or 1.0 for one in valued]) - self._rate[measured]
         # The first measurements set the level; the mean's own freedom is about that.
         level = float(np.median(rates)) if len(rates) else 0.0
-        scales = _RATE_ERRORS if self._predicts else _RATES
-        mean, deviation = self._families.posterior(scales, measured, rates - level, wanted)
+        scales, errors = _RATE_ERRORS if self._predicts else _RATES, rates - level
+        if believed := [plan for plan in flights if plan in self._index]:
+            expected, _ = self._families.posterior(scales, measured, errors, self._at(believed))
+            measured = np.concatenate([measured, self._at(believed)])
+            errors = np.concatenate([errors, expected])
+        mean, deviation = self._families.posterior(scales, measured, errors, wanted)
         return _Outlook(
             self._rate[wanted] + level + mean, deviation, self._fits(wanted, known), self._runs(wanted, known)
         )

@@ -16,7 +16,7 @@ class Grid:
 
     why_stopped = ""
 
-    def propose(self, left: Sequence[Plan], known: Sequence[Observation]) -> Plan:
+    def propose(self, left: Sequence[Plan], known: Sequence[Observation], flights: Sequence[Plan] = ()) -> Plan:
         """The first."""
         return left[0]
 
@@ -31,6 +31,6 @@ class Random:
         random.Random(seed).shuffle(shuffled)
         self.position = {plan: index for index, plan in enumerate(shuffled)}
 
-    def propose(self, left: Sequence[Plan], known: Sequence[Observation]) -> Plan:
+    def propose(self, left: Sequence[Plan], known: Sequence[Observation], flights: Sequence[Plan] = ()) -> Plan:
         """The one that comes first in the random order."""
         return min(left, key=self.position.__getitem__)

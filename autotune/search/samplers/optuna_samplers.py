@@ -37,7 +37,7 @@ class _Mirrored(ABC):
         self.plans = len(plans)
         self.seed = seed
         self.study: optuna.Study | None = None
-        self.proposed: dict[Plan, optuna.Trial] = {}
+        self.open: dict[Plan, optuna.Trial] = {}
         self.told: set[Plan] = set()
 
     @abstractmethod
@@ -48,23 +48,22 @@ class _Mirrored(ABC):
     def values(self, observation: Observation) -> list[float] | None:
         """What to tell of a measured plan; None if it has no numbers."""
 
-    def propose(self, left: Sequence[Plan], known: Sequence[Observation]) -> Plan:
+    def propose(self, left: Sequence[Plan], known: Sequence[Observation], flights: Sequence[Plan] = ()) -> Plan:
         """The sampler's first proposal that is left, or the plan nearest to what it proposed last."""
-        study = self._mirror(known)
+        study = self._mirror(known, flights)
         by_fields = {tuple(fields_of(plan).values()): plan for plan in left}
         proposal: dict[str, Any] = {}
         for _ in range(_ATTEMPTS):
             trial = study.ask()
             proposal = self._suggest(trial)
             if (plan := by_fields.get(tuple(proposal.values()))) is not None:
-                # It stays open until its outcome is known, so a sampler that lies about open trials can.
-                self.proposed[plan] = trial
+                self.open[plan] = trial
                 return plan
             self._close(trial)
         return _nearest(left, proposal, random.Random(self.seed + 1000 * len(known)))
 
-    def _mirror(self, known: Sequence[Observation]) -> optuna.Study:
-        """The study in memory, told what it doesn't know yet."""
+    def _mirror(self, known: Sequence[Observation], flights: Sequence[Plan]) -> optuna.Study:
+        """The study in memory, told what it doesn't know yet; open are the trials of plans in flight, and no others."""
         import optuna
 
         if self.study is None:
@@ -77,6 +76,11 @@ class _Mirrored(ABC):
             if observation.plan not in self.told:
                 self.told.add(observation.plan)
                 self._tell(self.study, observation)
+        for plan in [plan for plan in self.open if plan not in flights]:
+            self._close(self.open.pop(plan))  # proposed, but never begun or given back
+        for plan in flights:
+            if plan not in self.open and plan not in self.told:
+                self.open[plan] = self._opened(self.study, plan)
         return self.study
 
     def _suggest(self, trial: optuna.Trial) -> dict[str, Any]:
@@ -85,17 +89,22 @@ class _Mirrored(ABC):
     def _tell(self, study: optuna.Study, observation: Observation) -> None:
         from optuna.trial import TrialState
 
-        trial = self.proposed.pop(observation.plan, None)
+        trial = self.open.pop(observation.plan, None)
         if trial is None:  # a baseline, or of an earlier run or another tuner
-            study.enqueue_trial(fields_of(observation.plan))
-            trial = study.ask()
-            self._suggest(trial)
+            trial = self._opened(study, observation.plan)
         if observation.constraint is not None:
             trial.set_constraint("memory", observation.constraint)
         if (values := self.values(observation)) is not None:
             study.tell(trial, values)
         else:
             study.tell(trial, state=TrialState.FAIL if observation.failed else TrialState.PRUNED)
+
+    def _opened(self, study: optuna.Study, plan: Plan) -> optuna.Trial:
+        """A trial of `plan` without an outcome: a sampler that lies about open trials keeps away from it."""
+        study.enqueue_trial(fields_of(plan))
+        trial = study.ask()
+        self._suggest(trial)
+        return trial
 
     def _close(self, trial: optuna.Trial) -> None:
         """Withdraw a proposal: samplers take no notice of failed trials."""

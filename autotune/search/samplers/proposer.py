@@ -38,8 +38,12 @@ class Proposer(Protocol):
     why_stopped: str
     """Why nothing that is left is worth a trial; empty as long as something is."""
 
-    def propose(self, left: Sequence[Plan], known: Sequence[Observation]) -> Plan | None:
-        """One of `left`, which is not empty; None, and `why_stopped` tells, if none of them is worth a trial."""
+    def propose(self, left: Sequence[Plan], known: Sequence[Observation], flights: Sequence[Plan] = ()) -> Plan | None:
+        """One of `left`, which is not empty; None, and `why_stopped` tells, if none of them is worth a trial.
+
+        Args:
+            flights: plans that other tuners are measuring now, none of them in `left`.
+        """
 
 
 def fields_of(plan: Plan) -> dict[str, Any]:
