@@ -115,11 +115,11 @@ def test_on_postgresql_the_plan_of_a_killed_search_is_launched_again_and_no_row_
 
 def test_a_search_that_was_stopped_for_long_loses_its_plan_and_writes_no_second_row(three: Bench) -> None:
     three.tell_worker({"when": {"schedule": "zb-h1"}, "do": "sleep"})
-    stopped = three.start("--takeover-after", "2")
+    stopped = three.start("--takeover-after", "4")
     wait_until(lambda: any('"zb-h1"' in plan for plan in three.launches()), limit_s=60)
     three.tell_worker()
     os.kill(stopped.pid, signal.SIGSTOP)
-    (said,) = end([three.start("--resume", "--takeover-after", "2")])
+    (said,) = end([three.start("--resume", "--takeover-after", "4")])
     assert f"(process {stopped.pid} on" in said
     assert "is measured again" in said
     os.kill(stopped.pid, signal.SIGCONT)
