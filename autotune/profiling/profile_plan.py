@@ -44,7 +44,10 @@ from autotune.space.training import DType
 __all__ = ["MEMORY_ERROR", "RECOMPUTE_MEMORY_ERROR", "PlanProfiler", "Profile", "profile_outcome", "wanted_keys"]
 
 MOST_RANKS = 16
-"""CPU processes that are started at most to measure as crowded as a run is."""
+"""CPU processes that are started at most to measure as crowded as a run is.
+
+Plans of up to so many ranks are taken to run on this machine alone, larger ones on nodes like this machine.
+"""
 
 MEMORY_ERROR = 0.05
 RECOMPUTE_MEMORY_ERROR = 0.1
@@ -117,10 +120,9 @@ class PlanProfiler:
         devices = [self._device_figures(request, device) for device in range(request.plan.pp)]
         memory = _memory(request, figures, devices)
         width = request.plan.dp * request.plan.tp
-        crowded = request.plan.devices > usable_cores()
-        if self.stages.device == "cpu" and not crowded:
+        if self.stages.device == "cpu" and _crowd(request) <= usable_cores():
             figures = {stage: _with_hand_over(one) for stage, one in figures.items()}
-        hosts = {"tp": self._host("tp", request.plan), "dp": self._host("dp", request.plan)}
+        hosts = {"tp": self._host("tp", request), "dp": self._host("dp", request)}
         reports = [
             _report(request, device * width + k, device, figures, devices[device], memory[device], hosts)
             for device in range(request.plan.pp)
@@ -146,7 +148,7 @@ class PlanProfiler:
 
     def _stage_figures(self, request: TrialRequest) -> dict[int, StageFigures]:
         plan = request.plan
-        depths = self.stages.passes(_passes_key(plan, request.cluster.device))
+        depths = self.stages.passes(_passes_key(request))
         found = {}
         for stage, layers in enumerate(plan.layer_split):
             kind = _stage_kind(stage, plan.stages)
@@ -157,12 +159,16 @@ class PlanProfiler:
         layers, key = _device_key(request, device)
         return device_at(layers, self.stages.device_figures(key))
 
-    def _host(self, axis: Literal["tp", "dp"], plan: Plan) -> HostFigures:
-        """What a plan's collectives cost the ranks that call them; measured among as many ranks as the plan has."""
-        ranks = plan.tp if axis == "tp" else plan.dp
+    def _host(self, axis: Literal["tp", "dp"], request: TrialRequest) -> HostFigures:
+        """What a plan's collectives cost the ranks that call them; measured among as many ranks as a machine has.
+
+        Of a group that spans machines, the ranks of one are measured: what others do costs no time here.
+        """
+        crowd = _crowd(request)
+        ranks = min(request.plan.tp if axis == "tp" else request.plan.dp, crowd)
         if self.stages.device != "cpu" or ranks == 1:
             return HostFigures(0.0, 0.0)
-        world = plan.devices if plan.devices <= MOST_RANKS else ranks
+        world = crowd if crowd % ranks == 0 else ranks
         if axis == "dp" and not _shardable(self.stages.model, world // ranks):
             world = ranks
         return self.stages.host_figures(HostKey(axis, ranks, world))
@@ -172,7 +178,7 @@ def wanted_keys(requests: Iterable[TrialRequest]) -> list[PassesKey | DeviceKey]
     """Every shape that profiling these plans measures, each once."""
     found: dict[PassesKey | DeviceKey, None] = {}
     for request in requests:
-        found[_passes_key(request.plan, request.cluster.device)] = None
+        found[_passes_key(request)] = None
         found |= {_device_key(request, device)[1]: None for device in range(request.plan.pp)}
     return list(found)
 
@@ -214,13 +220,17 @@ def _with_hand_over(stage: StageFigures) -> StageFigures:
     return replace(stage, passes=passes)
 
 
-def _passes_key(plan: Plan, device: str) -> PassesKey:
-    return PassesKey(plan.tp, plan.micro_batch_size, plan.recompute, plan.stages == 1, _crowd(plan, device))
+def _passes_key(request: TrialRequest) -> PassesKey:
+    plan = request.plan
+    return PassesKey(plan.tp, plan.micro_batch_size, plan.recompute, plan.stages == 1, _crowd(request))
 
 
-def _crowd(plan: Plan, device: str) -> int:
-    """Processes that share this machine's cores in a run."""
-    return min(plan.devices, MOST_RANKS) if device == "cpu" else 1
+def _crowd(request: TrialRequest) -> int:
+    """Processes of a run that share the cores of a machine."""
+    if request.cluster.device != "cpu":
+        return 1
+    ranks, node = request.plan.devices, request.cluster.devices_per_node
+    return ranks if ranks <= MOST_RANKS else min(node, MOST_RANKS)
 
 
 def _device_key(request: TrialRequest, device: int) -> tuple[int, DeviceKey]:
@@ -229,7 +239,7 @@ def _device_key(request: TrialRequest, device: int) -> tuple[int, DeviceKey]:
     layers = sum(plan.layer_split[stage] for stage in stages)
     first, last = 0 in stages, plan.stages - 1 in stages
     ends: Ends = "both" if first and last else "first" if first else "last" if last else "middle"
-    return layers, DeviceKey(plan.tp, plan.dp, ends, _crowd(plan, request.cluster.device))
+    return layers, DeviceKey(plan.tp, plan.dp, ends, _crowd(request))
 
 
 def _boundary_bytes(request: TrialRequest) -> float:
