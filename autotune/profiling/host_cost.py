@@ -1,10 +1,11 @@
-"""One of several CPU ranks that measure what a collective costs the thread that calls it, beside the time on the link.
+"""One of several CPU ranks that measure what communication costs: the thread that calls it, or by the wall clock.
 
 `python -m autotune.profiling.host_cost RANK RANKS FOLDER`, started by `autotune.profiling.host_ranks`.
 
-The same stages are timed twice by the same ranks, at the same time: with collectives over gloo, and with collectives
-that move nothing. The difference is the callers' CPU time: copies, hand-over to gloo's threads, waking up again, and
-what a switch to another process on the same core does to the caches.
+Of collectives: the same stages are timed twice by the same ranks, at the same time: with collectives over gloo, and
+with collectives that move nothing. The difference is the callers' CPU time: copies, hand-over to gloo's threads, waking
+up again, and what a switch to another process on the same core does to the caches; by the wall clock the way of the
+bytes and the waiting, too. Of messages: `autotune.profiling.message_cost`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -21,20 +21,19 @@ from pathlib import Path
 import torch.distributed as dist
 
 from autotune.profiling.device import CpuDevice
+from autotune.profiling.host_fit import Sample, fit_host
 from autotune.profiling.mesh import MeshCache
-from autotune.profiling.profile_records import DeviceKey, HostFigures, HostKey, PassesKey
+from autotune.profiling.message_cost import message_figures
+from autotune.profiling.profile_records import DeviceKey, HostKey, PassesKey
 from autotune.profiling.stage_profile import measure_device, measure_passes
 from autotune.space.model import ModelSpec
 from autotune.space.training import DType
 
-__all__ = ["fit_host", "main"]
+__all__ = ["main"]
 
 STEPS = 3
 ROUNDS = 2
 MICRO_BATCH_SIZES = (1, 4)
-
-Sample = tuple[float, float, float]
-"""Collectives, bytes they send, and the CPU seconds they took beyond collectives that move nothing."""
 
 
 def main() -> None:
@@ -49,34 +48,17 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     key, model = HostKey(**question["key"]), ModelSpec(**question["model"])
-    measure = _pass_samples if key.axis == "tp" else _device_samples
-    samples = [sample for _ in range(ROUNDS) for sample in measure(key, model, question["dtype"], device, worlds)]
+    if key.axis == "pp":
+        figures = message_figures(key, model, question["dtype"], device, worlds)
+    else:
+        measure = _pass_samples if key.axis == "tp" else _device_samples
+        figures = fit_host([s for _ in range(ROUNDS) for s in measure(key, model, question["dtype"], device, worlds)])
     if rank == 0:
         temporary = folder / f"answer.{os.getpid()}"
-        temporary.write_text(json.dumps(asdict(fit_host(samples))), encoding="utf-8")
+        temporary.write_text(json.dumps(asdict(figures)), encoding="utf-8")
         os.replace(temporary, folder / "answer.json")
     dist.barrier()
     dist.destroy_process_group()
-
-
-def fit_host(samples: Sequence[Sample]) -> HostFigures:
-    """The cost a call and a byte that fit the samples best by least squares, neither below 0."""
-    cc = sum(c * c for c, _, _ in samples)
-    cb = sum(c * b for c, b, _ in samples)
-    bb = sum(b * b for _, b, _ in samples)
-    cs = sum(c * s for c, _, s in samples)
-    bs = sum(b * s for _, b, s in samples)
-    determinant = cc * bb - cb * cb
-    if determinant > 1e-9 * cc * bb:
-        call_s, byte_s = (bb * cs - cb * bs) / determinant, (cc * bs - cb * cs) / determinant
-        if call_s >= 0 and byte_s >= 0:
-            return HostFigures(call_s, byte_s)
-    calls_alone, bytes_alone = max(0.0, cs / cc), max(0.0, bs / bb)
-    left = [
-        sum((s - c * calls_alone) ** 2 for c, _, s in samples),
-        sum((s - b * bytes_alone) ** 2 for _, b, s in samples),
-    ]
-    return HostFigures(calls_alone, 0.0) if left[0] <= left[1] else HostFigures(0.0, bytes_alone)
 
 
 def _pass_samples(
@@ -86,7 +68,10 @@ def _pass_samples(
     for size in MICRO_BATCH_SIZES:
         shape = PassesKey(key.ranks, size, "none", False, key.world)
         dp = key.world // key.ranks
-        real, solo = (measure_passes(shape, model, dtype, device, world, (1,), dp, STEPS)[1] for world in worlds)
+        real, solo = (
+            measure_passes(shape, model, dtype, device, world, (1,), dp, STEPS, metered=(), wall=key.clock == "wall")[1]
+            for world in worlds
+        )
         for kind, stage in real.items():
             for name, item in stage.passes.items():
                 if item.tp_calls:
@@ -99,7 +84,7 @@ def _device_samples(
 ) -> list[Sample]:
     """The other ranks of the world form more groups of the same kind, by sharding the model over tp."""
     shape = DeviceKey(key.world // key.ranks, key.ranks, "both", key.world)
-    real, solo = (measure_device(shape, model, dtype, device, world) for world in worlds)
+    real, solo = (measure_device(shape, model, dtype, device, world, wall=key.clock == "wall") for world in worlds)
     return [
         (real[depth].dp_calls, real[depth].dp_bytes, real[depth].outside_s - solo[depth].outside_s) for depth in real
     ]

@@ -11,21 +11,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Literal
 
 from autotune.cost.assumptions import element_bytes
 from autotune.cost.memory import DeviceMemory, memory_refusal
 from autotune.cost.prediction import Breakdown
-from autotune.profiling.cores import usable_cores
 from autotune.profiling.profile_cache import ProfileCache, hardware
 from autotune.profiling.profile_errors import ProfileError
 from autotune.profiling.profile_memory import WalkedPeak, walk
+from autotune.profiling.profile_network import Network, measured_network
 from autotune.profiling.profile_records import (
     DeviceFigures,
     DeviceKey,
     Ends,
-    HostFigures,
-    HostKey,
     PassesKey,
     StageFigures,
     StageKind,
@@ -37,11 +34,12 @@ from autotune.profiling.stage_profiler import StageProfiler
 from autotune.profiling.virtual_clock import StepParts, replay
 from autotune.results.measurement import Measurement, TrialOutcome
 from autotune.schedules.lowering import lower
+from autotune.schedules.schedule import PassKind
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan
 from autotune.space.training import DType
 
-__all__ = ["MEMORY_ERROR", "RECOMPUTE_MEMORY_ERROR", "PlanProfiler", "Profile", "profile_outcome", "wanted_keys"]
+__all__ = ["MEMORY_ERROR", "PlanProfiler", "Profile", "profile_outcome", "wanted_keys"]
 
 MOST_RANKS = 16
 """CPU processes that are started at most to measure as crowded as a run is.
@@ -50,9 +48,7 @@ Plans of up to so many ranks are taken to run on this machine alone, larger ones
 """
 
 MEMORY_ERROR = 0.05
-RECOMPUTE_MEMORY_ERROR = 0.1
-"""Largest relative error of the peak memory against runs (`benchmarks/prediction_accuracy.py` prints it): without
-recomputation, of which 1.3 % were seen, and with it, 9.3 %: what a recomputed backward holds is told too high."""
+"""Largest relative error of the peak memory against runs; `benchmarks/prediction_accuracy.py` saw 1.4 %."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,7 @@ class Profile:
 
     def refusal(self, limit_bytes: float | None) -> str | None:
         """Why the plan can't fit, beyond the error of profiles (`refused (estimate): ...`), or None."""
-        error = MEMORY_ERROR if self.plan.recompute == "none" else RECOMPUTE_MEMORY_ERROR
-        return memory_refusal(self.memory, limit_bytes, error)
+        return memory_refusal(self.memory, limit_bytes, MEMORY_ERROR)
 
 
 class PlanProfiler:
@@ -120,15 +115,16 @@ class PlanProfiler:
         devices = [self._device_figures(request, device) for device in range(request.plan.pp)]
         memory = _memory(request, figures, devices)
         width = request.plan.dp * request.plan.tp
-        if self.stages.device == "cpu" and _crowd(request) <= usable_cores():
+        network = measured_network(self.stages, request, _crowd(request))
+        if network.hand_over:
             figures = {stage: _with_hand_over(one) for stage, one in figures.items()}
-        hosts = {"tp": self._host("tp", request), "dp": self._host("dp", request)}
+        composed = [_composed(request, device, figures, devices[device], network) for device in range(request.plan.pp)]
         reports = [
-            _report(request, device * width + k, device, figures, devices[device], memory[device], hosts)
+            composed[device].report(device * width + k, devices[device], memory[device])
             for device in range(request.plan.pp)
             for k in range(width)
         ]
-        once = replace(request, measured_steps=1)
+        once = network.judged(replace(request, measured_steps=1))
         step = replay(once, reports, "virtual")[0]
         without_messages_s = replay(once, reports, "virtual", free_messages=True)[0].step_time_s
         measurement = Measurement(
@@ -144,7 +140,7 @@ class PlanProfiler:
             torch=_torch_version(),
             device=hardware(self.stages.device),
         )
-        return Profile(request.plan, measurement, _breakdown(step.parts, without_messages_s, devices), memory)
+        return Profile(request.plan, measurement, _breakdown(step.parts, without_messages_s, devices, composed), memory)
 
     def _stage_figures(self, request: TrialRequest) -> dict[int, StageFigures]:
         plan = request.plan
@@ -158,20 +154,6 @@ class PlanProfiler:
     def _device_figures(self, request: TrialRequest, device: int) -> DeviceFigures:
         layers, key = _device_key(request, device)
         return device_at(layers, self.stages.device_figures(key))
-
-    def _host(self, axis: Literal["tp", "dp"], request: TrialRequest) -> HostFigures:
-        """What a plan's collectives cost the ranks that call them; measured among as many ranks as a machine has.
-
-        Of a group that spans machines, the ranks of one are measured: what others do costs no time here.
-        """
-        crowd = _crowd(request)
-        ranks = min(request.plan.tp if axis == "tp" else request.plan.dp, crowd)
-        if self.stages.device != "cpu" or ranks == 1:
-            return HostFigures(0.0, 0.0)
-        world = crowd if crowd % ranks == 0 else ranks
-        if axis == "dp" and not _shardable(self.stages.model, world // ranks):
-            world = ranks
-        return self.stages.host_figures(HostKey(axis, ranks, world))
 
 
 def wanted_keys(requests: Iterable[TrialRequest]) -> list[PassesKey | DeviceKey]:
@@ -206,12 +188,6 @@ def _stage_kind(stage: int, stages: int) -> StageKind:
     if stages == 1:
         return "whole"
     return "first" if stage == 0 else "last" if stage == stages - 1 else "middle"
-
-
-def _shardable(model: ModelSpec, tp: int) -> bool:
-    """Whether tensor parallelism of that degree can shard the model."""
-    widths = (model.heads, model.kv_heads, model.hidden, model.ffn_hidden, model.sequence_length)
-    return all(width % tp == 0 for width in widths)
 
 
 def _with_hand_over(stage: StageFigures) -> StageFigures:
@@ -273,16 +249,40 @@ def _device_memory(held: DeviceFigures, worst: WalkedPeak) -> DeviceMemory:
     )
 
 
-def _report(
-    request: TrialRequest,
-    rank: int,
-    device: int,
-    figures: Mapping[int, StageFigures],
-    held: DeviceFigures,
-    memory: DeviceMemory,
-    hosts: Mapping[str, HostFigures],
-) -> RankReport:
-    """What a rank of this pipeline device would report."""
+@dataclass(frozen=True)
+class _Composed:
+    """The step of a pipeline device's ranks, put together from its stages.
+
+    Attributes:
+        seconds: of a pass by (kind, stage), communication that its ranks pay for included.
+        tp_s: the part of all passes of a step that is tensor-parallel communication.
+        outside_s: a rank's time outside the passes.
+        collective_bytes, collective_calls: what is priced by the links, by mesh axis.
+    """
+
+    seconds: Mapping[tuple[PassKind, int], float]
+    tp_s: float
+    outside_s: float
+    collective_bytes: Mapping[str, float]
+    collective_calls: Mapping[str, float]
+
+    def report(self, rank: int, held: DeviceFigures, memory: DeviceMemory) -> RankReport:
+        """What a rank of this pipeline device would report."""
+        return RankReport(
+            rank=rank,
+            state="ok",
+            passes=(tuple(PassTime(kind, stage, time_s, time_s) for (kind, stage), time_s in self.seconds.items()),),
+            optimizer_cpu_s=(self.outside_s,),
+            collective_bytes={axis: round(size) for axis, size in self.collective_bytes.items()},
+            collective_calls={axis: round(count) for axis, count in self.collective_calls.items()},
+            peak_memory_bytes=round(memory.total),
+            parameters=round(held.parameters),
+        )
+
+
+def _composed(
+    request: TrialRequest, device: int, figures: Mapping[int, StageFigures], held: DeviceFigures, network: Network
+) -> _Composed:
     runs = Counter((item.kind, item.stage) for item in request.schedule.order[device])
     passes = {key: figures[key[1]].passes[key[0]] for key in runs}
     sent = {
@@ -295,29 +295,31 @@ def _report(
         "dp": held.dp_calls,
         "tied": held.tied_calls,
     }
-    seconds = {key: p.seconds + hosts["tp"].seconds(p.tp_calls, p.tp_bytes) for key, p in passes.items()}
-    outside_s = held.outside_s + hosts["tp"].seconds(held.tp_calls, held.tp_bytes)
-    # Without data parallelism there may still be a tied embedding's sum, whose cost among two ranks nobody measured.
-    outside_s += hosts["dp"].seconds(held.dp_calls + held.tied_calls, held.dp_bytes + held.tied_bytes)
-    return RankReport(
-        rank=rank,
-        state="ok",
-        passes=(tuple(PassTime(kind, stage, time_s, time_s) for (kind, stage), time_s in seconds.items()),),
-        optimizer_cpu_s=(outside_s,),
-        collective_bytes={axis: round(size) for axis, size in sent.items()},
-        collective_calls={axis: round(count) for axis, count in calls.items()},
-        peak_memory_bytes=round(memory.total),
-        parameters=round(held.parameters),
+    tp_s = {key: network.tp.seconds(p.tp_calls, p.tp_bytes) for key, p in passes.items()}
+    seconds = {key: p.seconds + tp_s[key] + network.posting_s(request.schedule, *key) for key, p in passes.items()}
+    outside_s = held.outside_s + network.tp.seconds(held.tp_calls, held.tp_bytes)
+    # Without data parallelism a tied embedding's sum is priced by the links alone: its cost among two nobody measured.
+    outside_s += network.dp.seconds(held.dp_calls + held.tied_calls, held.dp_bytes + held.tied_bytes)
+    linked = network.by_links
+    return _Composed(
+        seconds=seconds,
+        tp_s=sum(tp_s[key] * count for key, count in runs.items()),
+        outside_s=outside_s,
+        collective_bytes={axis: size for axis, size in sent.items() if axis in linked},
+        collective_calls={axis: count for axis, count in calls.items() if axis in linked},
     )
 
 
-def _breakdown(parts: StepParts, without_messages_s: float, devices: list[DeviceFigures]) -> Breakdown:
+def _breakdown(
+    parts: StepParts, without_messages_s: float, devices: list[DeviceFigures], composed: list[_Composed]
+) -> Breakdown:
     """The parts of the step, named as predictions name them; clearing and copying gradients counts as dp."""
     messages_s = min(parts.waiting_s, max(0.0, parts.total_s - without_messages_s))
     optimizer_s = min(devices[parts.device].optimizer_s, parts.outside_s)
+    tp_s = composed[parts.device].tp_s
     return Breakdown(
-        compute_s=parts.compute_s,
-        tp_s=parts.tp_s,
+        compute_s=parts.compute_s - tp_s,
+        tp_s=parts.tp_s + tp_s,
         pp_s=messages_s,
         overhead_s=0.0,
         bubble_s=parts.waiting_s - messages_s,

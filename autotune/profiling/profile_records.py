@@ -2,7 +2,8 @@
 
 A stage is its layers and its ends: the embedding before them on the first stage, the head with the loss behind them on
 the last. Layers are alike, so every figure of a stage (seconds, bytes, calls) is a line over its number of layers, and
-two depths, `DEPTHS`, give it. docs/profiling.md shows how well that holds.
+two depths, `DEPTHS`, give it. Only a pass's temporary peak bends: it is the largest of several lines, of its ends and
+its layers, so `METERED_DEPTHS` holds one depth more. docs/profiling.md shows how well that holds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from autotune.space.plan import Recompute
 
 __all__ = [
     "DEPTHS",
+    "METERED_DEPTHS",
+    "Axis",
     "DeviceFigures",
     "DeviceKey",
     "Ends",
@@ -30,9 +33,17 @@ __all__ = [
 
 StageKind = Literal["first", "middle", "last", "whole"]
 Ends = Literal["first", "middle", "last", "both"]
+Axis = Literal["tp", "dp", "pp"]
 
 DEPTHS = (1, 3)
-"""Layers of the stages that are measured, and of all stages of the ranks that are."""
+"""Layers of the stages that are timed, and of all stages of the ranks that are."""
+
+METERED_DEPTHS = (2,)
+"""Layers of the stages whose memory alone is metered: their times lie between those of `DEPTHS`.
+
+Where a backward recomputes its layers and leaves the weight gradients for later, what it keeps of the layers behind it
+grows while it recomputes those before them. The slope between two neighbouring depths says by how much.
+"""
 
 
 @dataclass(frozen=True)
@@ -71,29 +82,38 @@ class DeviceKey:
 
 @dataclass(frozen=True)
 class HostKey:
-    """A collective among `ranks` CPU processes, on a mesh axis: of passes (tp) or of gradients (dp).
+    """Communication among `ranks` CPU processes on a mesh axis.
+
+    Collectives of passes (tp) or of gradients (dp), or messages between stages (pp).
 
     Attributes:
         world: processes that share the machine's cores meanwhile, those of the group included.
+        clock: `cpu`: what collectives cost the ranks that call them, whatever the link; `wall`: all the time that
+            communication takes on this machine.
     """
 
-    axis: Literal["tp", "dp"]
+    axis: Axis
     ranks: int
     world: int
+    clock: Literal["cpu", "wall"] = "cpu"
 
 
 @dataclass(frozen=True)
 class HostFigures:
-    """CPU time that collectives take of the rank that calls them, whatever the link: `call_s` each and `byte_s` a byte.
+    """What communication takes beside or on the link: `call_s` a collective or message and `byte_s` a byte.
 
     gloo copies, hands work to its threads and is woken again on the cores that compute. 0 on GPUs.
+
+    Attributes:
+        own_s: CPU time of a rank outside its passes for each message that it posts to send or to receive.
     """
 
     call_s: float
     byte_s: float
+    own_s: float = 0.0
 
     def seconds(self, calls: float, size: float) -> float:
-        """CPU time of `calls` collectives that send `size` bytes in all."""
+        """Time of `calls` collectives that send `size` bytes in all."""
         return self.call_s * calls + self.byte_s * size
 
 
@@ -175,10 +195,10 @@ class DeviceFigures:
 
 
 def stage_at(layers: int, measured: Mapping[int, StageFigures]) -> StageFigures:
-    """The figures of a stage of `layers` layers from those of two depths."""
+    """The figures of a stage of `layers` layers from those of two depths, the deepest if there are more."""
     if layers in measured:
         return measured[layers]
-    (a, low), (b, high) = sorted(measured.items())
+    (a, low), (b, high) = sorted(measured.items())[-2:]
     share = (layers - a) / (b - a)
     return StageFigures(
         passes={kind: _pass_at(share, low.passes[kind], high.passes[kind]) for kind in low.passes},
@@ -200,8 +220,11 @@ def device_at(layers: int, measured: Mapping[int, DeviceFigures]) -> DeviceFigur
 
 
 def _pass_at(share: float, low: PassFigures, high: PassFigures) -> PassFigures:
-    # A peak lies in one layer or at an end: it is the largest of several, each the same at every depth or falling.
-    peak = high.peak_bytes if share >= 1 else max(low.peak_bytes, high.peak_bytes)
+    # The peak is the largest of several lines: between two depths it is at most the higher of them, and beyond them the
+    # steepest goes on. A falling one is followed no further, for another one may take its place.
+    peak = high.peak_bytes + max(0.0, share - 1) * max(0.0, high.peak_bytes - low.peak_bytes)
+    if share < 1:
+        peak = max(low.peak_bytes, high.peak_bytes)
     return PassFigures(
         seconds=_line(low.seconds, high.seconds, share),
         peak_bytes=peak,

@@ -15,7 +15,7 @@ import gc
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -29,12 +29,14 @@ from autotune.profiling.mesh import MeshCache
 from autotune.profiling.meters import CollectiveCounter, StorageMeter
 from autotune.profiling.profile_records import (
     DEPTHS,
+    METERED_DEPTHS,
     DeviceFigures,
     DeviceKey,
     PassesKey,
     PassFigures,
     StageFigures,
     StageKind,
+    stage_at,
 )
 from autotune.profiling.protocol import TrialRequest
 from autotune.profiling.training import Training
@@ -45,7 +47,7 @@ from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan
 from autotune.space.training import DType, TrainingSpec
 
-__all__ = ["measure_device", "measure_passes"]
+__all__ = ["collect_garbage", "fill_plausibly", "measure_device", "measure_passes", "profile_request"]
 
 MICROBATCHES = 8
 METERED_MICROBATCHES = 4
@@ -69,6 +71,8 @@ def measure_passes(
     depths: Sequence[int] = DEPTHS,
     dp: int = 1,
     rounds: int | None = None,
+    metered: Sequence[int] = METERED_DEPTHS,
+    wall: bool = False,
 ) -> dict[int, dict[StageKind, StageFigures]]:
     """Figures by depth of the stages that `key` describes: a first, a middle and a last one, or the whole model.
 
@@ -78,62 +82,87 @@ def measure_passes(
         world: a `SoloWorld`, or the groups of real ranks that all call this.
         dp: data-parallel degree, so that real ranks are all in a mesh.
         rounds: turns to time; None: until enough time went into them, which several ranks must not decide apart.
+        metered: depths whose memory and collectives alone are metered; their times follow from those of `depths`.
+        wall: time passes by the wall clock, collectives and waiting for them included.
 
     Raises:
         torch.OutOfMemoryError: the stages don't fit on the device (RuntimeError on CPU).
     """
     kinds: tuple[StageKind, ...] = ("whole",) if key.whole else ("first", "middle", "last")
     schedules = {split: _stream(len(kinds), split, MICROBATCHES) for split in (True, False)}
-    trainings: dict[int, Training] = {}
-    executors: dict[tuple[int, bool], Executor] = {}
-    for depth in depths:
+
+    def training(depth: int) -> Training:
         split = (depth,) * len(kinds)
         plan = Plan(
             1, key.tp, dp, key.micro_batch_size, MICROBATCHES, "stream", len(kinds), split, recompute=key.recompute
         )
-        trainings[depth] = Training(_request(plan, schedules[True], model, dtype), device, world, _fill)
-        for way, schedule in schedules.items():
-            executors[depth, way] = trainings[depth].executor.with_schedule(schedule)
+        return Training(profile_request(plan, schedules[True], model, dtype), device, world, fill_plausibly)
+
+    trainings = {depth: training(depth) for depth in depths}
+    executors = {
+        (depth, way): one.executor.with_schedule(schedule)
+        for depth, one in trainings.items()
+        for way, schedule in schedules.items()
+    }
     # A stage that is the whole model reads no message.
     sweep = _sweeper(device) if len(kinds) > 1 and key.crowd > usable_cores() else None
-    timed = _timed(trainings, executors, rounds, sweep)
-    return {
-        depth: _stage_figures(training, {way: executors[depth, way] for way in schedules}, kinds, timed)
-        for depth, training in trainings.items()
-    }
+    timed = _timed(trainings, executors, rounds, sweep, wall)
+    found = {depth: _stage_figures(one, kinds, timed, depth) for depth, one in trainings.items()}
+    trainings.clear()
+    executors.clear()
+    for depth in metered:
+        times = {kind: stage_at(depth, {at: stages[kind] for at, stages in found.items()}) for kind in kinds}
+        found[depth] = _metered_stages(training(depth), kinds, times)
+    return found
 
 
 def _stage_figures(
-    training: Training, executors: dict[bool, Executor], kinds: Sequence[StageKind], timed: _Times
+    training: Training, kinds: Sequence[StageKind], timed: _Times, depth: int
 ) -> dict[StageKind, StageFigures]:
     """The figures of the stages of one depth."""
+    times = {}
+    for stage, name in enumerate(kinds):
+        seconds = {kind: statistics.median(timed.samples[depth, kind, stage]) for kind in ("F", "B", "W", "BW")}
+        passes = {kind: PassFigures(time_s, 0.0, 0.0, 0.0) for kind, time_s in seconds.items()}
+        times[name] = StageFigures(passes, 0.0, 0.0, timed.hand_over_s(depth))
+    return _metered_stages(training, kinds, times)
+
+
+def _metered_stages(
+    training: Training, kinds: Sequence[StageKind], times: Mapping[StageKind, StageFigures]
+) -> dict[StageKind, StageFigures]:
+    """Stages with the bytes and collectives that meters see, and the seconds of `times`."""
     split, fused = (
-        _metered(training, executors[way].with_schedule(_stream(len(kinds), way, METERED_MICROBATCHES)))
+        _metered(training, training.executor.with_schedule(_stream(len(kinds), way, METERED_MICROBATCHES)))
         for way in (True, False)
     )
-    depth = training.request.plan.layer_split[0]
     boundary = _boundary_bytes(training)
     found: dict[StageKind, StageFigures] = {}
     for stage, name in enumerate(kinds):
         passes = {}
-        for kind in ("F", "B", "W", "BW"):
+        for kind, timed in times[name].passes.items():
             seen = (fused if kind == "BW" else split)[kind, stage]
-            seconds = statistics.median(timed.samples[depth, kind, stage])
-            passes[kind] = PassFigures(seconds, seen.peak, seen.tp_bytes, seen.tp_calls)
+            passes[kind] = PassFigures(timed.seconds, seen.peak, seen.tp_bytes, seen.tp_calls)
         output = boundary if stage < len(kinds) - 1 else 0
         held = split["F", stage].change - output
         # B lets go of what is held, the input and the output's gradient, and leaves the input's gradient.
         kept = split["B", stage].change + held + output
-        found[name] = StageFigures(passes, held, kept, timed.hand_over_s(depth))
+        found[name] = StageFigures(passes, held, kept, times[name].hand_over_s)
     return found
 
 
 def measure_device(
-    key: DeviceKey, model: ModelSpec, dtype: DType, device: Device, world: MeshCache, depths: Sequence[int] = DEPTHS
+    key: DeviceKey,
+    model: ModelSpec,
+    dtype: DType,
+    device: Device,
+    world: MeshCache,
+    depths: Sequence[int] = DEPTHS,
+    wall: bool = False,
 ) -> dict[int, DeviceFigures]:
     """Figures by depth of what a rank does outside its passes.
 
-    `world` is a `SoloWorld`, or the groups of real ranks that all call this.
+    `world` is a `SoloWorld`, or the groups of real ranks that all call this; `wall` as for `measure_passes`.
 
     Raises:
         torch.OutOfMemoryError: parameters, gradients and optimizer state don't fit (RuntimeError on CPU).
@@ -145,13 +174,13 @@ def measure_device(
     for depth in depths:
         split = tuple(depth if holder == 0 else 1 for holder in placement)
         plan = Plan(pp, key.tp, key.dp, 1, 1, "none", len(placement), split)
-        trainings[depth] = Training(_request(plan, schedule, model, dtype), device, world, _fill)
+        trainings[depth] = Training(profile_request(plan, schedule, model, dtype), device, world, fill_plausibly)
     sweep = _sweeper(device)
     outside: dict[int, list[float]] = defaultdict(list)
     optimizer: dict[int, list[float]] = defaultdict(list)
     for index in range(DEVICE_STEPS):
         for depth, training in trainings.items():
-            parts = _outside_parts(training, sweep)
+            parts = _outside_parts(training, sweep, wall)
             if index:  # the first step allocates the optimizer's state
                 outside[depth].append(sum(parts))
                 optimizer[depth].append(parts[-1])
@@ -165,10 +194,10 @@ def measure_device(
     }
 
 
-def _outside_parts(training: Training, sweep: Callable[[], None]) -> list[float]:
+def _outside_parts(training: Training, sweep: Callable[[], None], wall: bool) -> list[float]:
     """Seconds of preparing a step, of finishing its gradients and of the optimizer, without passes."""
     clock = training.device.pass_clock()
-    _collect()
+    collect_garbage()
     for index, work in enumerate(
         (training.model.prepare_step, training.model.finish_gradients, training.optimizer.step)
     ):
@@ -177,7 +206,7 @@ def _outside_parts(training: Training, sweep: Callable[[], None]) -> list[float]
         clock.start()
         work()
         clock.stop()
-    return [_own(training.device, part) for part in clock.read()]
+    return [_own(training.device, part, wall) for part in clock.read()]
 
 
 def _stream(stages: int, split: bool, microbatches: int) -> Schedule:
@@ -194,7 +223,7 @@ def _stream(stages: int, split: bool, microbatches: int) -> Schedule:
     return Schedule("stream", microbatches, (0,) * stages, (tuple(order),))
 
 
-def _request(plan: Plan, schedule: Schedule, model: ModelSpec, dtype: DType) -> TrialRequest:
+def profile_request(plan: Plan, schedule: Schedule, model: ModelSpec, dtype: DType) -> TrialRequest:
     link = Link(0.0, 1.0)
     samples = plan.dp * plan.microbatches * plan.micro_batch_size
     return TrialRequest(
@@ -208,7 +237,7 @@ def _request(plan: Plan, schedule: Schedule, model: ModelSpec, dtype: DType) -> 
 
 
 @torch.no_grad()
-def _fill(stage: nn.Module, spec: ModelSpec, seed: int) -> None:
+def fill_plausibly(stage: nn.Module, spec: ModelSpec, seed: int) -> None:
     """Plausible values in little time: the normal numbers of one block, over and over. Timing needs no other ones."""
     generator = torch.Generator().manual_seed(seed)
     block = torch.empty(2**16).normal_(0.0, 0.02, generator=generator)
@@ -223,12 +252,12 @@ def _fill(stage: nn.Module, spec: ModelSpec, seed: int) -> None:
             part.copy_(here[: part.numel()])
 
 
-def _own(device: Device, seconds: Seconds) -> float:
-    """The clock that counts: CPU time on a CPU, where waiting must not count; the GPU's own on a GPU."""
-    return seconds.cpu_s if device.torch_device.type == "cpu" else seconds.wall_s
+def _own(device: Device, seconds: Seconds, wall: bool) -> float:
+    """On a CPU its time, where waiting must not count unless asked for; the GPU's own clock on a GPU."""
+    return seconds.wall_s if wall or device.torch_device.type != "cpu" else seconds.cpu_s
 
 
-def _collect() -> None:
+def collect_garbage() -> None:
     gc.collect()
 
 
@@ -261,13 +290,14 @@ def _timed(
     executors: dict[tuple[int, bool], Executor],
     rounds: int | None,
     sweep: Callable[[], None] | None,
+    wall: bool,
 ) -> _Times:
     """Every executor takes its turn, round after round; the first isn't counted."""
     times = _Times(defaultdict(list), defaultdict(list))
     spent_s = 0.0
     for index in range(1 + MOST_ROUNDS):
         for (depth, _), executor in executors.items():
-            seconds = _one_step(trainings[depth], executor, depth, times if index else None, sweep)
+            seconds = _one_step(trainings[depth], executor, depth, times if index else None, sweep, wall)
             spent_s += seconds if index else 0.0
         if index == rounds or (rounds is None and index >= LEAST_ROUNDS and spent_s > ENOUGH_S):
             break
@@ -275,9 +305,14 @@ def _timed(
 
 
 def _one_step(
-    training: Training, executor: Executor, depth: int, times: _Times | None, sweep: Callable[[], None] | None
+    training: Training,
+    executor: Executor,
+    depth: int,
+    times: _Times | None,
+    sweep: Callable[[], None] | None,
+    wall: bool,
 ) -> float:
-    """Run the passes once and note their times; the wall time."""
+    """Run the passes once and note their times; the wall time of all."""
     swept: list[float] = []
 
     def around(item: Pass | None) -> None:
@@ -288,23 +323,23 @@ def _one_step(
 
     executor.around_pass = around
     training.model.prepare_step()
-    _collect()
+    collect_garbage()
     gc.disable()
     try:
         training.device.synchronize()
         begun, cpu = time.perf_counter(), time.thread_time()
         passes = executor.run(training.batch(0)).passes
         cpu = time.thread_time() - cpu
-        wall = time.perf_counter() - begun
+        taken = time.perf_counter() - begun
     finally:
         gc.enable()
         executor.around_pass = None
     if times is not None:
         for item, seconds in passes:
-            times.samples[depth, item.kind, item.stage].append(_own(training.device, seconds))
+            times.samples[depth, item.kind, item.stage].append(_own(training.device, seconds, wall))
         own = sum(seconds.cpu_s for _, seconds in passes)
         times.between[depth].append((cpu - sum(swept) - own) / len(passes))
-    return wall
+    return taken
 
 
 @dataclass
@@ -359,7 +394,7 @@ def _metered(training: Training, executor: Executor) -> dict[tuple[str, int], _M
 
     training.model.prepare_step()
     executor.around_pass = around
-    _collect()
+    collect_garbage()
     with meter, counter if training.request.plan.tp > 1 else nullcontext():
         executor.run(training.batch(0))
     executor.around_pass = None
@@ -388,7 +423,7 @@ def _metered_device(training: Training) -> DeviceFigures:
             work()
         peaks.append(meter.highest)
 
-    _collect()
+    collect_garbage()
     with meter:
         metered(training.model.prepare_step)
         parameters = _bytes(_parameter_tensors(training))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.profiling import profile_network
 from autotune.profiling.assess import assess
 from autotune.profiling.command import DEFAULT_WORKER
 from autotune.profiling.pool import RankPool
@@ -33,14 +34,17 @@ MODEL = ModelSpec(
     layers=8, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn_hidden=64, vocab=101, sequence_length=32, name="small"
 )
 TRAINING = TrainingSpec(global_batch_size=8)
-# On two ranks: plain and split pipelines, two stages a device, tensor and data parallelism, recomputation.
+# On two ranks: plain and split pipelines, two stages a device, recomputation with stages of 4 and of 2 layers (of which
+# 1, 2 and 3 are metered), tensor and data parallelism.
 PLANS = (
     ("1f1b", 2, 1, 1, "none"),
     ("zb-h1", 2, 1, 1, "none"),
     ("v-half", 2, 1, 1, "none"),
     ("gpipe", 2, 1, 1, "full"),
-    ("1f1b", 1, 2, 1, "none"),
-    ("1f1b", 1, 1, 2, "none"),
+    ("zb-h1", 2, 1, 1, "full"),
+    ("v-half", 2, 1, 1, "full"),
+    TENSOR := ("1f1b", 1, 2, 1, "none"),
+    DATA := ("1f1b", 1, 1, 2, "none"),
 )
 
 
@@ -68,6 +72,14 @@ def request(schedule: str, pp: int, tp: int, dp: int, recompute: str = "none", l
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> ProfileCache:
     return ProfileCache(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_core() -> Iterator[None]:
+    """Profiles here are those of crowded ranks, as on a machine of one core."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile_network, "usable_cores", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +130,7 @@ def test_profiled_peaks_are_those_of_runs(profiles: list[Profile], runs: list[Me
 def test_profiled_steps_are_near_those_of_runs(profiles: list[Profile], runs: list[Measurement]) -> None:
     # The machine of a test may be busy; benchmarks/prediction_accuracy.py measures how good profiles are.
     for profile, measured in zip(profiles, runs, strict=True):
-        assert profile.step_time_s == pytest.approx(measured.step_time_s, rel=2.0), profile.plan.describe()
+        assert 1 / 3 < profile.step_time_s / measured.step_time_s < 3, profile.plan.describe()
 
 
 def test_breakdown_sums_to_the_step(profiles: list[Profile]) -> None:
@@ -128,7 +140,7 @@ def test_breakdown_sums_to_the_step(profiles: list[Profile]) -> None:
 
 
 def test_parallelism_shows_in_the_breakdown(profiles: list[Profile]) -> None:
-    pipeline, tensor, data = profiles[0].breakdown, profiles[4].breakdown, profiles[5].breakdown
+    pipeline, tensor, data = (profiles[PLANS.index(plan)].breakdown for plan in (PLANS[0], TENSOR, DATA))
     assert pipeline.bubble_s > 0
     assert pipeline.tp_s == 0
     assert tensor.tp_s > 0
@@ -190,13 +202,29 @@ def test_plan_beyond_its_memory_is_refused_and_says_what_fills_it(profiles: list
     assert "parameters" in outcome.reason
 
 
-def test_profiles_of_recomputation_err_by_more_so_they_refuse_less(profiles: list[Profile]) -> None:
-    plain = profiles[0]
-    limit = plain.peak_memory_bytes / 1.08
-    assert plain.refusal(limit) is not None
-    recomputed = dataclasses.replace(plain, plan=dataclasses.replace(plain.plan, recompute="full"))
-    assert recomputed.refusal(limit) is None
-    assert recomputed.refusal(limit / 1.05) is not None
+@pytest.mark.ranks
+def test_wall_clock_of_ranks_with_a_core_each_is_profiled_with_the_machines_own_communication(
+    cache: ProfileCache, runs: list[Measurement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile_network, "usable_cores", lambda: 2)
+    with PlanProfiler(MODEL, "float32", "cpu", cache) as profiler:
+        for plan in (PLANS[0], TENSOR, DATA):
+            profile, measured = profiler.profile(request(*plan)), runs[PLANS.index(plan)]
+            # The links of the space say nothing about this machine: with ones that take an hour nothing changes.
+            slow = request(*plan)
+            hour = Link(3600.0, 1.0)
+            slow = dataclasses.replace(
+                slow, cluster=dataclasses.replace(slow.cluster, intra_node=hour, inter_node=hour)
+            )
+            assert profiler.profile(slow).step_time_s == profile.step_time_s
+            assert sum(dataclasses.astuple(profile.breakdown)) == pytest.approx(profile.step_time_s)
+            assert 1 / 4 < profile.step_time_s / measured.step_time_wall_s < 4, profile.plan.describe()
+
+
+def test_profiles_refuse_alike_with_and_without_recomputation(profiles: list[Profile]) -> None:
+    for profile in profiles:
+        assert profile.refusal(profile.peak_memory_bytes / 1.04) is None
+        assert profile.refusal(profile.peak_memory_bytes / 1.06) is not None
 
 
 def test_profile_fills_the_predicted_columns_of_the_table(profiles: list[Profile]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UserError
-from autotune.profiling.host_cost import fit_host
+from autotune.profiling.host_fit import fit_host
 from autotune.profiling.profile_cache import ProfileCache, default_cache_folder, fingerprint
 from autotune.profiling.profile_records import DeviceFigures, PassFigures, StageFigures, device_at, stage_at
 from autotune.space.model import ModelSpec
@@ -38,6 +38,12 @@ def test_peak_of_a_pass_does_not_grow_beyond_the_depths_measured() -> None:
     falling = {1: stage(1.0, 1.0, 9.0), 3: stage(1.0, 1.0, 5.0)}
     assert stage_at(2, falling).passes["F"].peak_bytes == 9.0
     assert stage_at(20, falling).passes["F"].peak_bytes == 5.0
+
+
+def test_peak_that_grows_with_the_layers_goes_on_growing() -> None:
+    growing = {1: stage(1.0, 1.0, 9.0), 2: stage(1.0, 1.0, 12.0), 3: stage(1.0, 1.0, 16.0)}
+    assert stage_at(2, growing) is growing[2]
+    assert stage_at(8, growing).passes["F"].peak_bytes == 36.0
 
 
 def test_noise_never_makes_a_time_negative() -> None:
