@@ -1,4 +1,4 @@
-"""Which tuner measures which plan: two tables of our own beside those of Optuna.
+"""Which tuner measures which plan: tables of our own beside those of Optuna.
 
 A plan has at most one claim. It begins as `held` by a tuner and ends as `done`, with the one trial that counts, or as
 `launcher`: the launches failed for reasons outside of the plan, so another tuner, or a resume, may claim it again.
@@ -22,7 +22,7 @@ from sqlalchemy.exc import IntegrityError
 
 from autotune.errors import UserError
 from autotune.search.database import Database
-from autotune.search.tables import CLAIMS, STUDIES, TUNERS
+from autotune.search.tables import CLAIMS, FINALS, STUDIES, TUNERS
 from autotune.search.tuners import Tuner
 
 __all__ = ["Claim", "ClaimState", "Claims", "StudyRow"]
@@ -99,7 +99,7 @@ class Claims:
             with self._database.transaction() as connection:
                 row = (STUDIES.c.study == self._study, STUDIES.c.mark == mark)
                 if connection.execute(update(STUDIES).where(*row).values(turn=STUDIES.c.turn + 1)).rowcount == 1:
-                    for table in (CLAIMS, TUNERS, STUDIES):
+                    for table in (FINALS, CLAIMS, TUNERS, STUDIES):
                         connection.execute(delete(table).where(table.c.study == self._study))
 
         self._database.run(operation)
@@ -210,6 +210,18 @@ class Claims:
                 connection.execute(mine.values(state=state, trial=trial))
                 return True
             return held.trial == trial
+
+        return self._changed(change)
+
+    def while_mine(self, fingerprint: str, write: Callable[[Connection], None]) -> bool:
+        """Let `write` write, in one transaction with the proof that this tuner holds the claim; False if it doesn't."""
+
+        def change(connection: Connection) -> bool:
+            held = self._all(connection).get(fingerprint)
+            if held is None or held.owner != self.me.key or held.state != "held":
+                return False
+            write(connection)
+            return True
 
         return self._changed(change)
 

@@ -18,7 +18,7 @@ from autotune.results.text import first_line
 from autotune.search.observer import Observer
 from autotune.space.plan import Plan
 
-__all__ = ["FinalKeeper", "Held", "Measure", "final_folder", "hold_final", "stored_final"]
+__all__ = ["TAKEN_OVER", "FinalKeeper", "Held", "Measure", "final_folder", "hold_final", "stored_final"]
 
 
 class FinalKeeper(Protocol):
@@ -27,9 +27,11 @@ class FinalKeeper(Protocol):
     def final(self) -> dict[str, Any] | None:
         """What `save_final` stored last."""
 
-    def save_final(self, values: dict[str, Any]) -> None:
-        """Store a final in place of the one before."""
+    def save_final(self, values: dict[str, Any]) -> bool:
+        """Store a final in place of the one before; False if another search holds the final now."""
 
+
+TAKEN_OVER = "no final here: this search gave no sign of life for so long that another took the final over"
 
 Measure = Callable[[int, int, Plan], TrialOutcome | None]
 """Measures a plan in fresh processes, given its trial's number and the round; None if it was interrupted."""
@@ -78,7 +80,7 @@ def hold_final(
     most_rounds: int,
     so_far: Final | None,
     measure: Measure,
-    keep: Callable[[Final], None],
+    keep: Callable[[Final], bool],
     budget_spent: Callable[[Final], str],
     observer: Observer,
     again: bool = False,
@@ -90,7 +92,7 @@ def hold_final(
         top: how many of the fastest plans take part beside the baselines.
         most_rounds: rounds after which it ends in any case. A final that was begun with more keeps to those.
         so_far: the study's final. One between other plans is over; its time counts on.
-        keep: stores the final after every launch.
+        keep: stores the final after every launch; False if another search took it over.
         budget_spent: which budget of the study leaves no time for another launch; empty if none is spent.
         again: hold a final anew that no plan got through. Its time counts on, too.
     """
@@ -104,8 +106,9 @@ def hold_final(
         final = Final(lineup, top, most_rounds, earlier_s=0.0 if so_far is None else so_far.spent_s)
     by_fingerprint = {row.fingerprint: row for row in rows}
     upcoming, announced = final.upcoming(), False
-    if upcoming is None and final != so_far:  # another number of plans was asked for, which are the same ones
-        keep(final)
+    # Another number of plans may have been asked for, which are the same ones.
+    if upcoming is None and final != so_far and not keep(final):
+        return Held(so_far, remark=TAKEN_OVER)
     while upcoming is not None:
         if spent := budget_spent(final):
             begun = f"the final was cut short after {final.progress}" if final.launches else "no final"
@@ -121,7 +124,8 @@ def hold_final(
             return Held(final if final.launches else so_far, interrupted=True, remark=remark)
         launch = _launch_of(number, fingerprint, outcome)
         final = final.with_launch(launch)
-        keep(final)
+        if not keep(final):
+            return Held(so_far, remark=TAKEN_OVER)
         observer.note(f"final, round {number}: {row.describe()}: {_told(launch)}")
         upcoming = final.upcoming()
     return Held(final, remark=final.decided_nothing)

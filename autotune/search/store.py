@@ -22,6 +22,7 @@ from autotune.results.predicted import Predicted
 from autotune.schedules import registry
 from autotune.search.claims import Claim, Claims
 from autotune.search.database import Database
+from autotune.search.final_table import read_final, write_final
 from autotune.search.judgement import judged_by
 from autotune.search.pulse import Pulse
 from autotune.search.samplers import FIELDS, Observation, fields_of
@@ -212,15 +213,19 @@ class Store:
 
     def final(self) -> dict[str, Any] | None:
         """What `save_final` stored last."""
-        values: dict[str, Any] | None = self._run(lambda: self._study.user_attrs.get(_FINAL))
-        return values
 
-    def save_final(self, values: dict[str, Any]) -> None:
-        """Store the study's final, in place of the one before; nothing if another tuner has taken it over."""
-        claim = self._claims.all().get(_THE_FINAL)
-        if claim is None or claim.owner != self._claims.me.key:
-            return
-        self._run(lambda: self._study.set_user_attr(_FINAL, values))
+        def read() -> dict[str, Any] | None:
+            with self._database.transaction() as connection:
+                values = read_final(connection, self._study._study_id)
+            # Earlier versions kept it among the attributes of Optuna's study.
+            return self._study.user_attrs.get(_FINAL) if values is None else values
+
+        return self._run(read)
+
+    def save_final(self, values: dict[str, Any]) -> bool:
+        """Store the study's final, in place of the one before; False if another tuner has taken it over."""
+        study = self._study._study_id
+        return self._claims.while_mine(_THE_FINAL, lambda connection: write_final(connection, study, values))
 
     def observations(self, finished: list[Finished], tokens_per_s: Mapping[int, float | None]) -> list[Observation]:
         """What the finished trials (by number: their throughput) tell a sampler."""

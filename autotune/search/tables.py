@@ -1,11 +1,11 @@
-"""The tables that stand beside those of Optuna: studies, the tuners at work on them, and who measures which plan."""
+"""The tables beside those of Optuna: studies, the tuners at work on them, who measures which plan, and finals."""
 
 from __future__ import annotations
 
 from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, Table, Text
 from sqlalchemy.engine import Engine
 
-__all__ = ["CLAIMS", "STUDIES", "TABLES", "TUNERS", "create_tables"]
+__all__ = ["CLAIMS", "FINALS", "STUDIES", "TABLES", "TUNERS", "create_tables"]
 
 _METADATA = MetaData()
 STUDIES = Table(
@@ -37,8 +37,14 @@ CLAIMS = Table(
     Column("state", String(16), nullable=False),
     Column("trial", Integer),
 )
+FINALS = Table(
+    "autotune_finals",
+    _METADATA,
+    Column("study", Integer, ForeignKey("autotune_studies.study"), primary_key=True, autoincrement=False),
+    Column("told", Text, nullable=False),
+)
 
-TABLES = (STUDIES, TUNERS, CLAIMS)
+TABLES = (STUDIES, TUNERS, CLAIMS, FINALS)
 
 
 def create_tables(engine: Engine) -> None:

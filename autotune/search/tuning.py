@@ -18,7 +18,7 @@ from autotune.search.book import Book
 from autotune.search.budget import Budget, Spent
 from autotune.search.early_stop import FIRST_TRIALS, common_failure
 from autotune.search.evaluators import Evaluator, PlanRunner
-from autotune.search.final import Held, final_folder, hold_final, stored_final
+from autotune.search.final import TAKEN_OVER, Held, final_folder, hold_final, stored_final
 from autotune.search.folder_lock import table_lock
 from autotune.search.interrupt import Interrupt
 from autotune.search.judgement import judged_by
@@ -298,7 +298,10 @@ class Tuning:
             return Held(self.book.final, remark="no final here: another search holds it")
         try:
             self.book.final = stored_final(self.store)
-            return self._hold_final(rows)
+            held = self._hold_final(rows)
+            if held.interrupted and not self.interrupt:  # the launch was ended because the final is another's now
+                held = replace(held, interrupted=False, remark=TAKEN_OVER)
+            return replace(held, final=stored_final(self.store)) if held.remark == TAKEN_OVER else held
         finally:
             self.store.leave_final()
 
@@ -311,10 +314,12 @@ class Tuning:
             where = final_folder(logs, trial, number)
             return runner.evaluate_in(where, trial, plan, lambda: bool(self.interrupt) or self.store.lost)
 
-        def keep(final: Final) -> None:
-            self.store.save_final(final.to_dict())
+        def keep(final: Final) -> bool:
+            if not self.store.save_final(final.to_dict()):
+                return False
             self.book.final = final
             self.book.write_final(rows)
+            return True
 
         try:
             return hold_final(

@@ -267,3 +267,67 @@ def test_a_study_that_was_changed_since_it_was_looked_at_is_not_joined(study: St
     with pytest.raises(UserError, match="changed what this study searches"), late:
         pass
     assert [tuner.key for tuner in first._claims.tuners()] == []
+
+
+def final_of(who: str, launches: int) -> dict[str, Any]:
+    return {"who": who, "launches": [{"round": number, "who": who} for number in range(launches)]}
+
+
+def test_of_two_searches_that_end_at_once_one_holds_the_final_and_leaves_a_whole_one(study: Study) -> None:
+    ready = threading.Barrier(2)
+
+    def work(number: int) -> tuple[bool, list[bool]]:
+        with study.store(study.tuner(place=f"machine {number}")) as store:
+            mine = store.take_final()
+            ready.wait()
+            saved = [store.save_final(final_of(f"search {number}", launches)) for launches in range(1, 20)]
+            ready.wait()
+            return mine, saved
+
+    results = at_once(work, 2)
+    assert sorted(mine for mine, _ in results) == [False, True]
+    assert all(saved == [mine] * 19 for mine, saved in results)
+    with study.store(study.tuner()) as store:
+        assert store.final() == final_of(f"search {[mine for mine, _ in results].index(True)}", 19)
+
+
+def test_a_search_that_lost_the_final_in_the_moment_it_writes_overwrites_nothing(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The narrowest gap: the one that takes the final over comes between the look at its claim and the write."""
+    from autotune.search import store as module
+
+    write, taken = module.write_final, list[bool]()
+
+    def work() -> None:
+        with study.store(study.tuner(place="there")) as other:
+            (slow_one,) = [tuner for tuner in other.others() if tuner.place == "here"]
+            assert other._claims.bury(slow_one, {}) is not None
+            taken.append(other.take_final() and other.save_final(final_of("other", 9)))
+
+    taker = threading.Thread(target=work)
+
+    def slowly(connection: Any, number: int, values: dict[str, Any]) -> None:
+        if values["who"] == "slow" and not taker.ident:
+            taker.start()
+            taker.join(timeout=1.0)  # it has to wait for this transaction, or it would be through by then
+        write(connection, number, values)
+
+    monkeypatch.setattr(module, "write_final", slowly)
+    with study.store(study.tuner(place="here")) as slow:
+        slow._pulse._end.set()  # as if its machine stood still
+        assert slow.take_final()
+        slow.save_final(final_of("slow", 5))
+        taker.join()
+        assert taken == [True]
+        assert not slow.save_final(final_of("slow", 6))
+        assert slow.final() == final_of("other", 9)
+
+
+def test_a_final_that_an_earlier_version_stored_is_gone_on_with(study: Study) -> None:
+    with study.store(study.tuner()) as store:
+        store._study.set_user_attr("final", final_of("earlier", 3))
+        assert store.final() == final_of("earlier", 3)
+        assert store.take_final()
+        assert store.save_final(final_of("now", 4))
+        assert store.final() == final_of("now", 4)

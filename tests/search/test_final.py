@@ -17,7 +17,7 @@ from autotune.results.compare import compare
 from autotune.results.final import Final
 from autotune.results.measurement import Measurement, TrialOutcome
 from autotune.results.rows import row_of
-from autotune.search.final import Held, hold_final
+from autotune.search.final import TAKEN_OVER, Held, hold_final
 from autotune.search.observer import Silent
 from autotune.space.plan import Plan
 from autotune.space.space import Space, load_space
@@ -185,11 +185,15 @@ def test_the_final_ends_when_the_study_s_time_is_spent_and_goes_on_when_there_is
     def measure(trial: int, number: int, plan: Plan) -> TrialOutcome:
         return TrialOutcome("ok", "", _measurement(0.1 + 0.01 * trial), "2026-01-01T00:00:00+00:00", seconds_a_launch)
 
+    def keep(final: Final) -> bool:
+        kept.append(final)
+        return True
+
     def held(limit_s: float, so_far: Final | None) -> Held:
         def spent(final: Final) -> str:
             return f"the time of {limit_s:g} s is spent" if final.spent_s >= limit_s else ""
 
-        return hold_final(rows, plans, 1, 3, so_far, measure, kept.append, spent, notes)
+        return hold_final(rows, plans, 1, 3, so_far, measure, keep, spent, notes)
 
     assert held(0.0, None) == Held(None, remark="no final: the time of 0 s is spent")
     assert notes.told == []  # what can't begin isn't announced
@@ -205,12 +209,14 @@ def test_the_final_ends_when_the_study_s_time_is_spent_and_goes_on_when_there_is
     assert (len(kept), whole.final.spent_s, whole.final.decides) == (6, 60.0, True)
     assert held(1000.0, whole.final) == whole
     assert len(kept) == 6
-    assert hold_final(rows[:1], plans, 1, 3, None, measure, kept.append, lambda final: "", Silent()).remark == (
+    assert hold_final(rows[:1], plans, 1, 3, None, measure, keep, lambda final: "", Silent()).remark == (
         "no final: only one plan ran within its limits"
     )
-    old = hold_final(rows[:1], plans, 1, 3, whole.final, measure, kept.append, lambda final: "", Silent())
+    old = hold_final(rows[:1], plans, 1, 3, whole.final, measure, keep, lambda final: "", Silent())
     assert old.remark.endswith("; the one before was between other plans, so it doesn't count")
     assert "--resume" not in compare(rows[:1], whole.final).sentences()[-1]
+    lost = hold_final(rows, plans, 1, 3, cut.final, measure, lambda final: False, lambda final: "", Silent())
+    assert lost == Held(cut.final, remark=TAKEN_OVER)  # another search has it: no launch more
 
 
 def _measurement(step_s: float) -> Measurement:
