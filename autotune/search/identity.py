@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from autotune import __version__
 from autotune.profiling.command import DEFAULT_WORKER, WorkerCommand
 from autotune.profiling.cores import usable_cores
 from autotune.results.measurement import Fidelity
+from autotune.search.sealed import SALT, Secret
 from autotune.space.space import Space
 
 __all__ = ["Changes", "changes", "identity"]
@@ -23,6 +23,7 @@ _HARMLESS = ("cluster.memory_limit_bytes", "model.name")
 _PREDICTOR = "predictor."
 _FIDELITY, _CLOCK, _NODES = "fidelity", "clock", "nodes"
 _MOST_PREDICTOR_LINES = 3
+_ENVIRONMENT = "worker.env."
 
 
 def identity(
@@ -32,7 +33,8 @@ def identity(
     predictor: dict[str, Any] | None = None,
     nodes: int | None = None,
 ) -> dict[str, Any]:
-    """Everything that decides what a trial of this study measures, flat: dotted name -> plain JSON value.
+    """Everything that decides what a trial of this study measures, flat: dotted name -> plain JSON value, or a secret
+    that `autotune.search.sealed` makes one of.
 
     A trial's time limit isn't in it: it decides only how long a plan may take.
 
@@ -86,15 +88,22 @@ class Changes:
 
 
 def changes(stored: dict[str, Any], now: dict[str, Any]) -> Changes:
-    """What differs between two identities, sorted by what follows from it."""
+    """What differs between two identities, sorted by what follows from it.
+
+    Args:
+        now: sealed with the salt of `stored`.
+    """
     lists, harmless, others, predictor = [], [], [], []
     stored, now = _comparable(stored, now), _comparable(now, stored)
     if stored.get(_FIDELITY) != now.get(_FIDELITY):
         return Changes(others=(f"{_FIDELITY}: {_shown(stored, _FIDELITY)} -> {_shown(now, _FIDELITY)}",))
     for name in sorted(stored.keys() | now.keys()):
-        if stored.get(name, ...) == now.get(name, ...):
+        if name == SALT or stored.get(name, ...) == now.get(name, ...):
             continue
-        line = f"{name}: {_shown(stored, name)} -> {_shown(now, name)}"
+        if name.startswith(_ENVIRONMENT) and name in stored and name in now:
+            line = f"{name}: another value"
+        else:
+            line = f"{name}: {_shown(stored, name)} -> {_shown(now, name)}"
         if name.startswith(_LISTS):
             lists.append(line)
         elif name in _HARMLESS:
@@ -122,7 +131,7 @@ def _comparable(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _beside_the_default(worker: WorkerCommand) -> dict[str, Any]:
-    """What a worker sets of the rest. Values of its environment may be secrets, so a digest stands for them."""
+    """What a worker sets of the rest. Values of its environment may be secrets."""
     found: dict[str, Any] = {}
     if worker.shell:
         found["shell"] = True
@@ -131,7 +140,7 @@ def _beside_the_default(worker: WorkerCommand) -> dict[str, Any]:
     if worker.reader != DEFAULT_WORKER.reader:
         found["reader"] = asdict(worker.reader)
     if worker.env:
-        found["env"] = {name: f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:16]}" for name, value in worker.env}
+        found["env"] = {name: Secret(value) for name, value in worker.env}
     return found
 
 
@@ -142,4 +151,7 @@ def _flatten(value: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def _shown(values: dict[str, Any], name: str) -> str:
-    return repr(values[name]) if name in values else "(not there)"
+    if name not in values:
+        return "(not there)"
+    # A digest would tell nobody anything.
+    return "(a value)" if name.startswith(_ENVIRONMENT) else repr(values[name])

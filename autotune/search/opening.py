@@ -17,6 +17,7 @@ from autotune.search.claims import Claims, StudyRow
 from autotune.search.database import Database
 from autotune.search.identity import Changes, changes
 from autotune.search.options import SearchOptions
+from autotune.search.sealed import is_salted, sealed
 from autotune.search.sqlite_file import sqlite_path
 from autotune.search.storage_url import check_url, shown_url
 from autotune.search.store import Store
@@ -75,10 +76,11 @@ def open_store(
         study = _study(database, name, options, me, must_exist, note)
         claims = Claims(database, study._study_id, me)
         row = _study_row(database, study, claims, identity)
-        agreed = row.identity
-        if found := changes(row.identity, identity):
-            _accept(found, name, options, claims, identity, note)
-            agreed = identity
+        agreed, now = row.identity, sealed(identity, row.identity)
+        if found := changes(agreed, now):
+            # What an earlier version sealed without a salt is sealed anew when it is written anew.
+            agreed = now if is_salted(now) else sealed(identity)
+            _accept(found, name, options, claims, agreed, note)
         return Store(database, study, claims, row.mark, plans, cluster.memory_limit_bytes, options.takeover_s, agreed)
     except BaseException:
         database.close()
@@ -184,7 +186,8 @@ def _study_row(database: Database, study: optuna.Study, claims: Claims, identity
             raise UserError(
                 f"study {study.study_name!r} in {database.shown} was not made by autotune; give this one another --name"
             )
-        row = claims.begin_study(StudyRow(attrs.get(_MARK, uuid.uuid4().hex), attrs.get(_IDENTITY, identity)))
+        about = attrs[_IDENTITY] if _IDENTITY in attrs else sealed(identity)
+        row = claims.begin_study(StudyRow(attrs.get(_MARK, uuid.uuid4().hex), about))
     if attrs.get(_MARK) != row.mark:
         mark = row.mark
         database.run(lambda: study.set_user_attr(_MARK, mark))
