@@ -246,11 +246,20 @@ class Claims:
             dead = delete(TUNERS).where(TUNERS.c.key == tuner.key, TUNERS.c.beat == tuner.beat)
             if connection.execute(dead).rowcount != 1:
                 return None
-            for fingerprint, trial in outcomes.items():
-                its = (CLAIMS.c.owner == tuner.key, CLAIMS.c.state == "held")
-                done = update(CLAIMS).where(*self._of(fingerprint), *its)
-                connection.execute(done.values(state="done", trial=trial))
-            return self._drop(connection, tuner.key)
+            return self._free(connection, tuner.key, outcomes)
+
+        return self._changed(change)
+
+    def bury_unknown(self, owner: str, outcomes: Mapping[str, int]) -> list[str] | None:
+        """Free what is held in the name of a tuner that nobody knows; the fingerprints. None if it is known by now.
+
+        No change leaves such a claim, but a database that was repaired, copied or edited by hand may hold one.
+        """
+
+        def change(connection: Connection) -> list[str] | None:
+            if any(tuner.key == owner for tuner in self._tuners(connection)):
+                return None
+            return self._free(connection, owner, outcomes)
 
         return self._changed(change)
 
@@ -302,6 +311,14 @@ class Claims:
     def _tuners(self, connection: Connection) -> list[Tuner]:
         rows = connection.execute(select(TUNERS).where(TUNERS.c.study == self._study))
         return [Tuner(r.key, r.host, r.place, r.pid, r.created, r.devices, r.beat) for r in rows]
+
+    def _free(self, connection: Connection, owner: str, outcomes: Mapping[str, int]) -> list[str]:
+        """End the claims of a tuner that is no more: by its outcomes, or else they are dropped."""
+        for fingerprint, trial in outcomes.items():
+            its = (CLAIMS.c.owner == owner, CLAIMS.c.state == "held")
+            done = update(CLAIMS).where(*self._of(fingerprint), *its)
+            connection.execute(done.values(state="done", trial=trial))
+        return self._drop(connection, owner)
 
     def _drop(self, connection: Connection, owner: str) -> list[str]:
         its = (CLAIMS.c.study == self._study, CLAIMS.c.owner == owner, CLAIMS.c.state == "held")

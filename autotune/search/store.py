@@ -106,7 +106,7 @@ class Store:
         self._plans = plans
         self._limit = memory_limit_bytes
         self._grace_s = grace_s
-        self._watch = Watch(claims.me, grace_s)
+        self._watch, self._watch_unknown = Watch(claims.me, grace_s), Watch(claims.me, grace_s)
         self._pulse = Pulse(claims, grace_s)
         self._open: dict[int, str] = {}
         self._told: dict[str, int] = {}
@@ -161,6 +161,8 @@ class Store:
             self._notes += self._bury(tuner)
         self._note_sharing(tuners)
         claims = self._claims.all()
+        if self._free_unknown(claims, tuners):
+            claims = self._claims.all()
         requeued, self._requeued = tuple(self._requeued), []
         notes, self._notes = tuple(self._notes), []
         return News(self._new(claims), self._flights(claims, tuners), requeued, notes)
@@ -265,8 +267,7 @@ class Store:
 
     def _bury(self, tuner: Tuner) -> list[str]:
         """Free what a dead tuner held; what is to be noted of it."""
-        its = [trial for trial in self._trials() if trial.user_attrs.get(_TUNER) == tuner.key]
-        outcomes = {trial.user_attrs[_PLAN]: trial.number for trial in its if _is_telling(trial)}
+        its, outcomes = self._trials_of(tuner.key)
         freed = self._claims.bury(tuner, outcomes)
         if freed is None:
             return []
@@ -274,15 +275,41 @@ class Store:
         if tuner.place == self._claims.me.place:  # stopped, perhaps: then its trial goes on
             end_all(marked(f"{self.study_id}/{tuner.mark}/"), grace_s=0.0)
         self._close_all(its)
+        again = self._requeue(freed)
+        return [f"another search ({tuner.describe()}) died{again and '; ' + again}"]
+
+    def _free_unknown(self, claims: Mapping[str, Claim], tuners: list[Tuner]) -> bool:
+        """Free plans that are held in the name of no tuner that is known, after the grace; whether any was.
+
+        Should the owner live though it is not known, it notices within that time and gives its trial up.
+        """
+        known = {tuner.key for tuner in tuners}
+        owners = sorted({claim.owner for claim in claims.values() if claim.state == "held"} - known)
+        dead = self._watch_unknown.dead(Tuner(owner, "", "", 0, "") for owner in owners)
+        for owner in (tuner.key for tuner in dead):
+            its, outcomes = self._trials_of(owner)
+            if (freed := self._claims.bury_unknown(owner, outcomes)) is None:
+                continue
+            self._close_all(its)
+            again = self._requeue(freed)
+            self._notes.append(f"a search that nobody knows held a plan{again and '; ' + again}")
+        return bool(dead)
+
+    def _trials_of(self, owner: str) -> tuple[list[FrozenTrial], dict[str, int]]:
+        """All trials of a tuner, and the numbers of those that say something, by their plans."""
+        its = [trial for trial in self._trials() if trial.user_attrs.get(_TUNER) == owner]
+        return its, {trial.user_attrs[_PLAN]: trial.number for trial in its if _is_telling(trial)}
+
+    def _requeue(self, freed: list[str]) -> str:
+        """Have plans measured again that are free now; what is to be said of it."""
         plans = [self._plans[fingerprint] for fingerprint in freed if fingerprint in self._plans]
         self._requeued += plans
-        again = "; " + " and ".join(plan.describe() for plan in plans) + " is measured again" if plans else ""
-        return [f"another search ({tuner.describe()}) died{again}"]
+        return " and ".join(plan.describe() for plan in plans) + " is measured again" if plans else ""
 
     def _come_back(self) -> None:
         """Others took this tuner for dead, because it was stopped for long: its claims are gone."""
         self._claims.rejoin(uuid.uuid4().hex, self._identity)
-        self._watch.me = self._claims.me
+        self._watch.me = self._watch_unknown.me = self._claims.me
         self._pulse.lost = False
 
     def _close_all(self, trials: list[FrozenTrial]) -> None:

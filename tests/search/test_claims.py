@@ -19,7 +19,7 @@ from autotune.search.claims import Claim, Claims, StudyRow
 from autotune.search.database import Database
 from autotune.search.options import SearchOptions
 from autotune.search.store import Store
-from autotune.search.tables import create_tables
+from autotune.search.tables import TUNERS, create_tables
 from autotune.search.tuners import Tuner, Watch, share_devices, this_tuner
 from autotune.space.plan import Plan
 from autotune.space.space import load_space
@@ -331,3 +331,64 @@ def test_a_final_that_an_earlier_version_stored_is_gone_on_with(study: Study) ->
         assert store.take_final()
         assert store.save_final(final_of("now", 4))
         assert store.final() == final_of("now", 4)
+
+
+def forget(store: Store) -> None:
+    """Delete a tuner's row alone, as no search does: its claims stay."""
+    with store._database.transaction() as connection:
+        connection.execute(TUNERS.delete().where(TUNERS.c.key == store._claims.me.key))
+
+
+def requeued_by(store: Store) -> tuple[Plan, ...]:
+    deadline = time.monotonic() + 20
+    while not (requeued := store.news().requeued):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return requeued
+
+
+def test_plans_held_by_a_tuner_that_nobody_knows_are_free_after_the_grace_though_others_are_at_work(
+    study: Study,
+) -> None:
+    (held, plan), (told, other_plan) = list(PLANS.items())[:2]
+    with study.store(study.tuner(place="elsewhere")), study.store(study.tuner(), grace_s=1.0) as store:
+        unknown = study.store(study.tuner(place="far away"))
+        unknown._claims.join()
+        assert unknown.begin(plan, held, anything) is not None
+        ended = unknown.begin(other_plan, told, anything)
+        assert ended is not None
+        unknown._trial(ended).set_user_attr("tokens_per_s", 5.0)
+        unknown._trial(ended).set_user_attr("outcome", dataclasses.asdict(DONE))
+        assert unknown.take_final()
+        forget(unknown)
+        began = time.monotonic()
+        assert set(store.news().flights) == {held, told}
+        assert store.begin(plan, held, anything) is None
+        while not (requeued := (news := store.news()).requeued):
+            time.sleep(0.1)
+            assert time.monotonic() - began < 20
+        finished = [one.number for one in news.finished]
+        assert (requeued, finished) == ((plan,), [ended])
+        assert time.monotonic() - began >= 1.0
+        again = store.begin(plan, held, anything)
+        assert again is not None
+        assert store.finish(again, DONE, 1.0)
+        assert store.begin(other_plan, told, anything) is None  # its outcome had been written, and counts
+        assert store.news().flights == {}
+        assert store.take_final()
+
+
+def test_a_living_tuner_whose_row_is_gone_loses_its_plan_and_its_outcome_counts_no_more(study: Study) -> None:
+    fingerprint, plan = next(iter(PLANS.items()))
+    with study.store(study.tuner(place="elsewhere")) as lost, study.store(study.tuner(), grace_s=1.0) as store:
+        lost._pulse._end.set()
+        mine = lost.begin(plan, fingerprint, anything)
+        assert mine is not None
+        forget(lost)
+        assert requeued_by(store) == (plan,)
+        again = store.begin(plan, fingerprint, anything)
+        assert again is not None
+        assert not lost.finish(mine, DONE, 1.0)
+        assert store.finish(again, DONE, 1.0)
+        assert [one.number for one in lost.news().finished] == [again]  # and it is known again
+        assert len(store.others()) == 1
