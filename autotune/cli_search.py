@@ -122,6 +122,15 @@ def search(
             "such as the memory limit.",
         ),
     ] = False,
+    retry_failed: Annotated[
+        bool,
+        typer.Option(
+            "--retry-failed",
+            help="With --resume: run the plans again that failed before, by failed, timeout, hang, killed, no-result, "
+            "non-finite or invalid; their new rows take the place of the old ones. What ran, what ran out of memory "
+            "and what was refused stays. Failed launches are tried again in any case.",
+        ),
+    ] = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Go on though the first trials all failed alike.")
     ] = False,
@@ -263,6 +272,7 @@ def search(
         resume=resume,
         fresh=fresh,
         adopt=adopt,
+        retry_failed=retry_failed,
         keep_going=keep_going,
         takeover_s=takeover_after,
         worker=given,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from autotune.search.claims import Claim
 from autotune.search.observer import Outlook
@@ -13,6 +14,7 @@ from autotune.space.plan import Plan
 
 __all__ = ["Budget", "Spent"]
 
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 _MOST_FOR_FINAL = 1 / 3
 """Share of a budget of time that is kept for the final at most."""
 
@@ -24,7 +26,7 @@ class Spent:
     Attributes:
         done: finished trials.
         in_flight: trials of other tuners that go on.
-        seconds: in trials, and in the final.
+        seconds: in trials, failures that were run again included, and in the final.
         device_hours: the same, times the devices of each.
         tuners: at work now.
     """
@@ -58,16 +60,31 @@ class Budget:
         self._profiles = options.fidelity == "profile"
 
     def spent(
-        self, finished: Collection[Finished], flights: Collection[Flight], final_s: float, final_device_hours: float
+        self,
+        finished: Collection[Finished],
+        flights: Collection[Flight],
+        final_s: float,
+        final_device_hours: float,
+        retried: Collection[Finished] = (),
     ) -> Spent:
-        """What has been spent."""
+        """What has been spent.
+
+        Args:
+            retried: failures that are being run again, or are to be: their time was spent, but they are no trials.
+        """
+        earlier_s = sum(one.earlier_s for one in finished) + sum(one.seconds for one in retried)
+        earlier_hours = sum(self._hours(one.plan, one.earlier_s) for one in finished)
+        earlier_hours += sum(self._hours(one.plan, one.seconds) for one in retried)
         trial_s = sum(one.outcome.duration_s for one in finished)
         hours = sum(self._hours(one.plan, one.outcome.duration_s) for one in finished)
         return Spent(
             done=len(finished),
             in_flight=len(flights),
-            seconds=trial_s + sum(flight.seconds for flight in flights) + final_s,
-            device_hours=hours + sum(self._hours(one.plan, one.seconds) for one in flights) + final_device_hours,
+            seconds=trial_s + earlier_s + sum(flight.seconds for flight in flights) + final_s,
+            device_hours=hours
+            + earlier_hours
+            + sum(self._hours(one.plan, one.seconds) for one in flights)
+            + final_device_hours,
             trial_s=trial_s,
             trial_device_hours=hours,
             tuners=1 + len({flight.tuner for flight in flights if flight.tuner is not None}),
@@ -97,19 +114,25 @@ class Budget:
         """Whether another trial may begin beside those in flight."""
         return self._trials is None or spent.trials < self._trials
 
-    def allows(self, claims: Mapping[str, Claim], again: Collection[str]) -> bool:
+    def allows(
+        self, claims: Mapping[str, Claim], again: Collection[str], retried: Mapping[str, int] = _NOTHING
+    ) -> bool:
         """The same, by all claims of the study; asked while none can change.
 
         Args:
             again: plans whose failed launches count no more, because they are to be launched again.
+            retried: trials that count no more, because they are to be replaced, by the fingerprints of their plans.
         """
         if self._trials is None:
             return True
-        counted = sum(
-            claim.fingerprint in self._plans and not (claim.state == "launcher" and claim.fingerprint in again)
-            for claim in claims.values()
-        )
-        return counted < self._trials
+
+        def counts(claim: Claim) -> bool:
+            if claim.state == "launcher" and claim.fingerprint in again:
+                return False
+            replaced = claim.state == "done" and retried.get(claim.fingerprint) == claim.trial
+            return claim.fingerprint in self._plans and not replaced
+
+        return sum(map(counts, claims.values())) < self._trials
 
     def outlook(self, spent: Spent, left: int) -> Outlook:
         """Where a study stands whose plans that are not measured yet are so many, those in flight included."""

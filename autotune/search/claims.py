@@ -1,7 +1,8 @@
 """Which tuner measures which plan: tables of our own beside those of Optuna.
 
 A plan has at most one claim. It begins as `held` by a tuner and ends as `done`, with the one trial that counts, or as
-`launcher`: the launches failed for reasons outside of the plan, so another tuner, or a resume, may claim it again.
+`launcher`: the launches failed for reasons outside of the plan, so another tuner, or a resume, may claim it again. A
+claim that is `done` is taken again only in place of its trial; that trial counts until there is another.
 
 Every change is made in a transaction that first raises a counter in the row of the study. That makes all changes of one
 study come one after the other, on every database, so that what a transaction counts stays true until its end. All
@@ -45,7 +46,7 @@ class StudyRow:
 
 @dataclass(frozen=True)
 class Claim:
-    """Of one plan. `trial` is the trial that counts, once there is one."""
+    """Of one plan. `trial` is the trial that counts, once there is one; while held, the one that is to be replaced."""
 
     fingerprint: str
     owner: str
@@ -175,11 +176,12 @@ class Claims:
 
         return self._database.run(operation)
 
-    def take(self, fingerprint: str, may: Callable[[Mapping[str, Claim]], bool]) -> bool:
+    def take(self, fingerprint: str, may: Callable[[Mapping[str, Claim]], bool], instead_of: int | None = None) -> bool:
         """Claim a plan; False if somebody has it, if it is done, if `may` says no, or others took this tuner for dead.
 
         Args:
             may: decides from all claims before this one; they don't change meanwhile.
+            instead_of: a trial: while it is the one that counts, the plan may be claimed though it is done.
         """
 
         def change(connection: Connection) -> bool:
@@ -187,13 +189,14 @@ class Claims:
             held = claims.get(fingerprint)
             if held is not None and held.state == "held":
                 return held.owner == self.me.key
-            if (held is not None and held.state == "done") or not may(claims):
+            before = held.trial if held is not None and held.state == "done" else None
+            if (before is not None and before != instead_of) or not may(claims):
                 return False
             if all(tuner.key != self.me.key for tuner in self._tuners(connection)):
                 return False  # a claim of a tuner that nobody knows would never be freed
             connection.execute(delete(CLAIMS).where(*self._of(fingerprint)))
             values = {"study": self._study, "fingerprint": fingerprint, "owner": self.me.key}
-            connection.execute(insert(CLAIMS).values(**values, state="held"))
+            connection.execute(insert(CLAIMS).values(**values, state="held", trial=before))
             return True
 
         return self._changed(change)
@@ -229,8 +232,7 @@ class Claims:
         """Give up this tuner's claim of a plan without an outcome."""
 
         def change(connection: Connection) -> None:
-            mine = (CLAIMS.c.owner == self.me.key, CLAIMS.c.state == "held")
-            connection.execute(delete(CLAIMS).where(*self._of(fingerprint), *mine))
+            self._drop(connection, self.me.key, fingerprint)
 
         self._changed(change)
 
@@ -273,10 +275,8 @@ class Claims:
 
         def change(connection: Connection) -> None:
             claims = self._all(connection)
-            for fingerprint, claim in claims.items():
-                if claim.state == "held" and claim.owner not in living:
-                    connection.execute(delete(CLAIMS).where(*self._of(fingerprint)))
-            lost = {f for f, claim in claims.items() if claim.state == "held" and claim.owner not in living}
+            gone = {claim.owner for claim in claims.values() if claim.state == "held"} - set(living)
+            lost = {fingerprint for owner in gone for fingerprint in self._drop(connection, owner)}
             for fingerprint, trial in outcomes.items():
                 if fingerprint not in claims or fingerprint in lost:
                     values = {"study": self._study, "fingerprint": fingerprint, "owner": "", "trial": trial}
@@ -320,8 +320,13 @@ class Claims:
             connection.execute(done.values(state="done", trial=trial))
         return self._drop(connection, owner)
 
-    def _drop(self, connection: Connection, owner: str) -> list[str]:
-        its = (CLAIMS.c.study == self._study, CLAIMS.c.owner == owner, CLAIMS.c.state == "held")
+    def _drop(self, connection: Connection, owner: str, fingerprint: str | None = None) -> list[str]:
+        """Give up what a tuner holds, or one plan of it; those that nothing is known of now."""
+        its = [CLAIMS.c.study == self._study, CLAIMS.c.owner == owner, CLAIMS.c.state == "held"]
+        if fingerprint is not None:
+            its.append(CLAIMS.c.fingerprint == fingerprint)
+        # The trial that was to be replaced counts on.
+        connection.execute(update(CLAIMS).where(*its, CLAIMS.c.trial.is_not(None)).values(state="done"))
         dropped = list(connection.execute(select(CLAIMS.c.fingerprint).where(*its)).scalars())
         connection.execute(delete(CLAIMS).where(*its))
         return dropped

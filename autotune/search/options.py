@@ -44,6 +44,7 @@ class SearchOptions:
         resume: go on with the study in `folder`, beside other searches perhaps; fresh: delete it first. Neither: it
             must not exist.
         adopt: of a resume: take over rows that hold although the memory limit or the model's name changed.
+        retry_failed: of a resume: run plans again that failed in searches before; out-of-memory is no failure.
         keep_going: go on though the first trials all failed alike.
         takeover_s: a search that gave no sign of life for so long is taken for dead by the others.
         hosts: nodes that a trial spans; None: those of a Slurm allocation of several nodes around us, or this machine.
@@ -69,6 +70,7 @@ class SearchOptions:
     resume: bool = False
     fresh: bool = False
     adopt: bool = False
+    retry_failed: bool = False
     keep_going: bool = False
     takeover_s: float = 30.0
     worker: WorkerCommand | None = None
@@ -87,6 +89,8 @@ class SearchOptions:
             raise UserError(f"--trials must be at least 1, not {self.trials}")
         if self.adopt and not self.resume:
             raise UserError("--adopt takes over rows of a study that --resume goes on with; give both")
+        if self.retry_failed and not self.resume:
+            raise UserError("--retry-failed runs failed plans of a study again that --resume goes on with; give both")
         for name in ("timeout_s", "trial_timeout_s", "hang_timeout_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -126,6 +130,7 @@ class SearchOptions:
                 "--trials": self.trials is not None,
                 "--timeout": self.timeout_s is not None,
                 "--device-hours": self.device_hours is not None,
+                "--retry-failed": self.retry_failed,
             }
         if self.fidelity != "run" and any(given.values()):
             names = " and ".join(name for name, is_given in given.items() if is_given)

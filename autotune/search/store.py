@@ -14,11 +14,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from autotune.errors import UserError
 from autotune.profiling.process_tree import end_all, marked
 from autotune.profiling.supervised import end_leftovers
-from autotune.results.measurement import Measurement, TrialOutcome
-from autotune.results.predicted import Predicted
+from autotune.results.measurement import TrialOutcome
 from autotune.schedules import registry
 from autotune.search.claims import Claim, Claims
 from autotune.search.database import Database
@@ -26,30 +24,35 @@ from autotune.search.final_table import read_final, write_final
 from autotune.search.judgement import judged_by
 from autotune.search.pulse import Pulse
 from autotune.search.samplers import FIELDS, Observation, fields_of
+from autotune.search.stored_trial import (
+    EARLIER,
+    MARK,
+    OUTCOME,
+    PLACE,
+    PLAN,
+    RATE,
+    TUNER,
+    Finished,
+    finished_of,
+    is_telling,
+    outcome_of,
+    trials_over,
+)
 from autotune.search.tuners import Tuner, Watch, share_devices
 from autotune.space.plan import Plan
 
-__all__ = ["Finished", "News", "Store"]
+__all__ = ["Finished", "Flight", "News", "Store"]
 
 T = TypeVar("T")
 
 _CONSTRAINT = "memory_bytes_over_limit"
-_PLAN, _TUNER, _OUTCOME, _FINAL = "plan", "tuner", "outcome", "final"
+_FINAL = "final"
 # A trial that says nothing about its plan: Optuna calls it failed and samplers take no notice of it.
 _UNINFORMATIVE = ("failed", "invalid", "hang", "killed", "no-result", "non-finite", "launcher")
 # A trial with a value: measured on all devices, or profiled on one.
 _VALUED = ("ok", "predicted")
 # A claim beside those of plans: of the study's final.
 _THE_FINAL = "the final"
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A trial that came to an end, and how."""
-
-    number: int
-    plan: Plan
-    outcome: TrialOutcome
 
 
 @dataclass(frozen=True)
@@ -167,15 +170,23 @@ class Store:
         notes, self._notes = tuple(self._notes), []
         return News(self._new(claims), self._flights(claims, tuners), requeued, notes)
 
-    def begin(self, plan: Plan, fingerprint: str, may: Callable[[Mapping[str, Claim]], bool]) -> int | None:
+    def begin(
+        self,
+        plan: Plan,
+        fingerprint: str,
+        may: Callable[[Mapping[str, Claim]], bool],
+        instead_of: Finished | None = None,
+    ) -> int | None:
         """Open a trial of `plan`; its number. None if another tuner has the plan, or `may` says no.
 
         Args:
             may: decides by all claims, the plan's own not among those that count, while no other tuner can make one.
+            instead_of: the plan's trial that the new one takes the place of; None too, if it no longer counts.
         """
-        if not self._claims.take(fingerprint, may):
+        if not self._claims.take(fingerprint, may, None if instead_of is None else instead_of.number):
             return None
-        number = self._run(lambda: self._create(plan, fingerprint))
+        earlier_s = 0.0 if instead_of is None else instead_of.seconds
+        number = self._run(lambda: self._create(plan, fingerprint, earlier_s))
         self._open[number] = fingerprint
         return number
 
@@ -185,8 +196,8 @@ class Store:
         def write() -> None:
             with suppress(UpdateFinishedTrialError):  # closed by whoever took the plan over
                 trial = self._trial(number)
-                trial.set_user_attr("tokens_per_s", tokens_per_s)
-                trial.set_user_attr(_OUTCOME, asdict(outcome))
+                trial.set_user_attr(RATE, tokens_per_s)
+                trial.set_user_attr(OUTCOME, asdict(outcome))
 
         fingerprint = self._open[number]
         self._run(write)
@@ -204,6 +215,11 @@ class Store:
         fingerprint = self._open.pop(number)
         self._run(lambda: self._fail(number))
         self._claims.drop(fingerprint)
+
+    def over(self) -> set[int]:
+        """Finished trials of searches that were over when this one was started."""
+        known = {tuner.key for tuner in self._claims.tuners()}
+        return self._run(lambda: trials_over(self._study.get_trials(deepcopy=False), known, self._claims.me))
 
     def take_final(self) -> bool:
         """Whether this tuner is the one to hold the study's final: only one does at a time."""
@@ -259,11 +275,11 @@ class Store:
         living = {tuner.key for tuner in self._claims.tuners()}
         outcomes: dict[str, int] = {}
         for trial in trials:
-            if _is_telling(trial):
-                outcomes.setdefault(trial.user_attrs[_PLAN], trial.number)
+            if is_telling(trial):
+                outcomes.setdefault(trial.user_attrs[PLAN], trial.number)
         if living <= {self._claims.me.key}:
             self._claims.adopt(outcomes, living)
-        self._close_all([trial for trial in trials if trial.user_attrs.get(_TUNER) not in living])
+        self._close_all([trial for trial in trials if trial.user_attrs.get(TUNER) not in living])
 
     def _bury(self, tuner: Tuner) -> list[str]:
         """Free what a dead tuner held; what is to be noted of it."""
@@ -297,8 +313,8 @@ class Store:
 
     def _trials_of(self, owner: str) -> tuple[list[FrozenTrial], dict[str, int]]:
         """All trials of a tuner, and the numbers of those that say something, by their plans."""
-        its = [trial for trial in self._trials() if trial.user_attrs.get(_TUNER) == owner]
-        return its, {trial.user_attrs[_PLAN]: trial.number for trial in its if _is_telling(trial)}
+        its = [trial for trial in self._trials() if trial.user_attrs.get(TUNER) == owner]
+        return its, {trial.user_attrs[PLAN]: trial.number for trial in its if is_telling(trial)}
 
     def _requeue(self, freed: list[str]) -> str:
         """Have plans measured again that are free now; what is to be said of it."""
@@ -317,9 +333,9 @@ class Store:
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         claims = self._claims.all() if running else {}
         for trial in running:
-            claim = claims.get(trial.user_attrs.get(_PLAN, ""))
-            if claim is not None and claim.trial == trial.number and _OUTCOME in trial.user_attrs:
-                outcome, rate = _outcome(trial), trial.user_attrs.get("tokens_per_s")
+            claim = claims.get(trial.user_attrs.get(PLAN, ""))
+            if claim is not None and claim.trial == trial.number and OUTCOME in trial.user_attrs:
+                outcome, rate = outcome_of(trial), trial.user_attrs.get(RATE)
                 self._run(lambda t=trial, o=outcome, r=rate: self._close(t.number, o, r))  # type: ignore[misc]
             else:
                 self._run(lambda t=trial: self._fail(t.number))  # type: ignore[misc]
@@ -335,7 +351,7 @@ class Store:
         found = []
         for fingerprint, number in sorted(new.items(), key=lambda item: item[1]):
             self._told[fingerprint] = number
-            found.append(Finished(number, self._plans[fingerprint], _outcome(trials[number])))
+            found.append(finished_of(trials[number], self._plans[fingerprint]))
         return tuple(found)
 
     def _flights(self, claims: Mapping[str, Claim], tuners: list[Tuner]) -> dict[str, Flight]:
@@ -358,14 +374,16 @@ class Store:
                     "compete for them; give each search its own, by CUDA_VISIBLE_DEVICES or taskset"
                 )
 
-    def _create(self, plan: Plan, fingerprint: str) -> int:
+    def _create(self, plan: Plan, fingerprint: str, earlier_s: float) -> int:
+        me = self._claims.me
+        attrs = {PLAN: fingerprint, TUNER: me.key, PLACE: me.place, MARK: me.mark}
         values = fields_of(plan)
         spaces = {name: space for name, space in self._spaces.items() if _holds(space, values[name])}
         template = create_trial(
             state=TrialState.RUNNING,
             params={name: values[name] for name in spaces},
             distributions=spaces,
-            user_attrs={_PLAN: fingerprint, _TUNER: self._claims.me.key},
+            user_attrs=attrs | ({EARLIER: earlier_s} if earlier_s else {}),
         )
         storage = self._study._storage
         return storage.get_trial_number_from_id(storage.create_new_trial(self._study._study_id, template))
@@ -416,12 +434,6 @@ class Store:
         return 1.0 if outcome.state == "oom" else None
 
 
-def _is_telling(trial: FrozenTrial) -> bool:
-    """Whether a trial has an outcome that says something about its plan."""
-    attrs = trial.user_attrs
-    return _OUTCOME in attrs and _PLAN in attrs and attrs[_OUTCOME]["state"] != "launcher"
-
-
 def _compatible(stored: BaseDistribution, wanted: BaseDistribution) -> BaseDistribution:
     return wanted if isinstance(stored, IntDistribution) and isinstance(wanted, IntDistribution) else stored
 
@@ -435,22 +447,3 @@ def _peak_bytes(outcome: TrialOutcome) -> int | None:
     if outcome.predicted is not None:
         return outcome.predicted.peak_memory_bytes
     return outcome.measurement.peak_memory_bytes if outcome.measurement else None
-
-
-def _outcome(trial: FrozenTrial) -> TrialOutcome:
-    """The stored outcome. Raises UserError if it is none."""
-    try:
-        return _read_outcome(dict(trial.user_attrs[_OUTCOME]))
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"the study's database is damaged: trial {trial.number} has no whole outcome: {error!r}"
-        ) from None
-
-
-def _read_outcome(values: dict[str, Any]) -> TrialOutcome:
-    if (measured := values["measurement"]) is not None:
-        ranks = measured["peak_memory_bytes_per_rank"]
-        measured = Measurement(**{**measured, "peak_memory_bytes_per_rank": tuple(ranks) if ranks else None})
-    if (predicted := values.get("predicted")) is not None:
-        predicted = Predicted(**predicted)
-    return TrialOutcome(**{**values, "measurement": measured, "predicted": predicted})

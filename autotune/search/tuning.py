@@ -24,6 +24,7 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.judgement import judged_by
 from autotune.search.observer import Observer, Outlook
 from autotune.search.options import Ended, SearchOptions, SearchResult
+from autotune.search.retry import Retry, with_failure
 from autotune.search.samplers import Proposer, baselines, make_proposer
 from autotune.search.store import Finished, Flight, Store
 from autotune.space.plan import Plan
@@ -48,6 +49,7 @@ class Tuning:
         flights: what other tuners are measuring.
         first: plans to be measured before the sampler is asked.
         final_before: the study's final as this run found it.
+        retry: failures of earlier searches that are run again.
     """
 
     space: Space
@@ -63,6 +65,7 @@ class Tuning:
     flights: Mapping[str, Flight] = field(default_factory=dict)
     first: list[Plan] = field(default_factory=list)
     final_before: Final | None = None
+    retry: Retry = field(default_factory=lambda: Retry({}))
     met_others: bool = False
     asked_with: tuple[int, frozenset[Plan]] = (-1, frozenset())
 
@@ -93,8 +96,8 @@ class Tuning:
 
     @property
     def finished(self) -> list[Finished]:
-        """Trials that count, in the order they began; those whose failed launches are tried again are none."""
-        again = self._again()
+        """Trials that count, in the order they began; those of plans that are tried again, or being so, are none."""
+        again = {*self._again(), *self.flights}
         told = [one for fingerprint, one in self.by_plan.items() if fingerprint not in again]
         return sorted(told, key=lambda one: one.number)
 
@@ -110,9 +113,18 @@ class Tuning:
             )
         self.fresh.clear()
         self._note_estimates()
+        if self.options.retry_failed:
+            self._retry_failed()
         # A launch that failed before is tried again first, then what every comparison needs.
         again = [self.book.plans[fingerprint] for fingerprint in self._again()]
         self.first = [*self.first, *again, *self._baselines()]
+
+    def _retry_failed(self) -> None:
+        self.retry = Retry.of(self.by_plan, self.store.over())
+        count = len(self.retry.trials)
+        self.observer.note(
+            f"running {count} failed plans again" if count else "no failed plans of earlier searches to run again"
+        )
 
     def _loop(self, waiting: str) -> Ended:
         nap_s = _FIRST_NAP_S
@@ -190,11 +202,12 @@ class Tuning:
         return [plan for fingerprint, plan in waiting.items() if fingerprint not in self.flights]
 
     def _again(self) -> list[str]:
-        """Plans of which nothing is known but that launches failed, in other runs or of other tuners."""
+        """Plans of which nothing is known but that launches failed, here not yet, and failures that are run again."""
         return [
             fingerprint
             for fingerprint, one in self.by_plan.items()
-            if one.outcome.state == "launcher" and fingerprint not in self.given_up
+            if (one.outcome.state == "launcher" and fingerprint not in self.given_up)
+            or self.retry.waits(fingerprint, one)
         ]
 
     def _ended(self) -> Ended | None:
@@ -221,7 +234,10 @@ class Tuning:
     def _try(self, plan: Plan) -> bool:
         """Evaluate one plan and store how it ended; False if the search was interrupted first."""
         fingerprint, again = self.space.fingerprint(plan), set(self._again())
-        number = self.store.begin(plan, fingerprint, lambda claims: self.budget.allows(claims, again))
+        before = self.by_plan.get(fingerprint)
+        before = before if self.retry.waits(fingerprint, before) else None
+        retried = self.retry.trials
+        number = self.store.begin(plan, fingerprint, lambda claims: self.budget.allows(claims, again, retried), before)
         if number is None:
             return True  # another tuner was faster
         self.observer.trial_begins(number, plan, self._outlook())
@@ -229,7 +245,9 @@ class Tuning:
         if outcome is None:
             self.store.abandon(number)
             return not self.interrupt
-        finished = Finished(number, plan, outcome)
+        if before is not None:
+            outcome = with_failure(before, outcome)
+        finished = Finished(number, plan, outcome, 0.0 if before is None else before.seconds)
         if not self.store.finish(number, outcome, _rate(self._row(finished))):
             self.observer.note(
                 f"trial {number}: this search gave no sign of life for so long that another took the plan over; "
@@ -348,7 +366,10 @@ class Tuning:
         final = final or self.book.final
         final_s = 0.0 if final is None else final.spent_s
         hours = final_s * self.space.cluster.devices / 3600
-        return self.budget.spent(self.finished, tuple(self.flights.values()), final_s, hours)
+        counted = self.finished
+        numbers = {one.number for one in counted}
+        again = [o for o in self.by_plan.values() if o.number not in numbers and o.outcome.state != "launcher"]
+        return self.budget.spent(counted, tuple(self.flights.values()), final_s, hours, again)
 
     def _outlook(self) -> Outlook:
         return self.budget.outlook(self._spent(), len(self._left()) + len(self.flights))

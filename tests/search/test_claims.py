@@ -18,7 +18,9 @@ from autotune.search.budget import Budget
 from autotune.search.claims import Claim, Claims, StudyRow
 from autotune.search.database import Database
 from autotune.search.options import SearchOptions
+from autotune.search.retry import with_failure
 from autotune.search.store import Store
+from autotune.search.stored_trial import Finished
 from autotune.search.tables import TUNERS, create_tables
 from autotune.search.tuners import Tuner, Watch, share_devices, this_tuner
 from autotune.space.plan import Plan
@@ -165,6 +167,39 @@ def test_failed_launches_are_free_for_another_try(study: Study) -> None:
         assert number is not None
         assert store.finish(number, DONE, 1.0)
         assert store.begin(plan, fingerprint, anything) is None
+
+
+def test_a_claim_in_place_of_a_trial_is_given_once_and_gives_the_trial_back(study: Study) -> None:
+    plan = PLANS["plan-1"]
+    failed = dataclasses.replace(DONE, state="failed", measurement=None, reason="ValueError: no\nmore", duration_s=4.0)
+    with study.store(study.tuner()) as store:
+        first = store.begin(plan, "plan-1", anything)
+        assert first is not None
+        assert store.finish(first, failed, None)
+        assert store.over() == set()  # it is at work itself
+    failure = Finished(first, plan, failed)
+    with study.store(study.tuner(place="here")) as one, study.store(study.tuner(place="there")) as other:
+        assert one.over() == other.over() == {first}
+        assert one.begin(plan, "plan-1", anything) is None
+        begun = [one.begin(plan, "plan-1", anything, failure), other.begin(plan, "plan-1", anything, failure)]
+        assert begun[1] is None
+        assert begun[0] is not None
+        news = other.news()
+        assert ([o.number for o in news.finished], list(news.flights)) == ([first], ["plan-1"])
+        one.abandon(begun[0])
+        assert other.news().flights == {}
+        again = other.begin(plan, "plan-1", anything, failure)
+        assert again is not None
+        (living,) = one.others()
+        assert one._claims.bury(living, {}) == []  # nothing to be measured in any case
+        assert one.begin(plan, "plan-1", anything) is None
+        third = one.begin(plan, "plan-1", anything, failure)
+        assert third is not None
+        assert not other.finish(again, DONE, 1.0)
+        assert one.finish(third, with_failure(failure, DONE), 2.0)
+        assert one.begin(plan, "plan-1", anything, failure) is None
+        (told,) = [o for o in other.news().finished if o.number == third]
+        assert (told.earlier_s, told.outcome.reason) == (4.0, "tried again: trial 0 was failed: ValueError: no")
 
 
 def test_silence_is_measured_only_while_the_database_answers() -> None:
