@@ -8,18 +8,23 @@ import signal
 import sqlite3
 from collections import Counter
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import LEGAL, REFUSED, Bench, Notes, wait_until
+from optuna.trial import TrialState, create_trial
 
 from autotune.errors import UserError
 from autotune.results.measurement import TrialOutcome
 from autotune.search.budget import Budget
 from autotune.search.claims import Claim
 from autotune.search.options import SearchOptions
-from autotune.search.stored_trial import Finished
+from autotune.search.stored_trial import Finished, trials_over
+from autotune.search.tuners import this_tuner
 from autotune.space.plan import Plan
+from autotune.space.space import load_space
 
 PLANS = {f"plan-{number}": Plan(1, 1, 4, 1, number, "1f1b", 1, (1,)) for number in (1, 2)}
 FAILED = TrialOutcome("failed", "ValueError: no", None, "2026-01-01T00:00:00+00:00", 4.0)
@@ -175,3 +180,37 @@ def test_retry_of_what_is_no_resume_or_runs_nothing_is_refused() -> None:
         SearchOptions(Path("unused"), retry_failed=True)
     with pytest.raises(UserError, match="--retry-failed means nothing with --fidelity predict"):
         SearchOptions(Path("unused"), resume=True, retry_failed=True, fidelity="predict")
+
+
+def test_only_failures_of_searches_that_were_over_when_this_one_was_started_are_retried(bench: Bench) -> None:
+    me = this_tuner(load_space(bench.path / "tiny.yaml").cluster)
+    began = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
+
+    def is_over(after_s: float, **changes: object) -> bool:
+        started = (began + timedelta(seconds=after_s)).isoformat(timespec="seconds")
+        attrs = {"tuner": "a", "place": me.place, "mark": "1/2", "outcome": {"started": started}, **changes}
+        trial = create_trial(state=TrialState.FAIL, user_attrs={n: v for n, v in attrs.items() if v is not None})
+        return bool(trials_over([trial], {"b", me.key}, me))
+
+    assert is_over(-2.0)
+    assert not is_over(2.0)  # it was started beside this one, and is over already
+    assert not is_over(-2.0, tuner="b")
+    assert is_over(2.0, place="elsewhere")  # clocks of machines are never compared
+    assert is_over(2.0, place=None, mark=None)  # of an earlier version
+    assert is_over(2.0, mark=me.mark)  # an earlier search of this very process
+    assert not is_over(-2.0, outcome=None)
+
+
+def test_a_search_that_joins_late_leaves_the_failures_of_one_at_work_alone(three: Bench) -> None:
+    three.tell_worker({"when": {"schedule": "zb-h1"}, "do": "fail"})
+    three.here(trials=2)
+    three.tell_worker({"when": {"schedule": "zb-h1"}, "do": "fail"}, {"when": {"schedule": "v-min"}, "do": "sleep"})
+    running = three.start("--resume", "--retry-failed")
+    wait_until(lambda: launched(three)["v-min"] == 1, limit_s=60)
+    assert launched(three)["zb-h1"] == 2
+    notes = Notes()
+    three.here(notes, resume=True, retry_failed=True, trials=1)
+    assert "no failed plans of earlier searches to run again" in notes
+    running.kill()
+    running.communicate(timeout=30)
+    assert launched(three)["zb-h1"] == 2
