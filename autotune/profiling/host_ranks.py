@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,19 +25,27 @@ __all__ = ["measure_host", "run_ranks"]
 _POLL_S = 0.05
 
 
-def measure_host(key: HostKey, model: ModelSpec, dtype: DType, timeout_s: float) -> dict[str, Any]:
+def measure_host(
+    key: HostKey, model: ModelSpec, dtype: DType, timeout_s: float, stop: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
     """Plain values of `HostFigures`, from `key.world` CPU processes of this machine. Raises ProfileError."""
     question = {"key": asdict(key), "model": asdict(model), "dtype": dtype}
-    return run_ranks("autotune.profiling.host_cost", key.world, question, timeout_s)
+    return run_ranks("autotune.profiling.host_cost", key.world, question, timeout_s, stop)
 
 
-def run_ranks(module: str, ranks: int, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+def run_ranks(
+    module: str,
+    ranks: int,
+    question: dict[str, Any],
+    timeout_s: float,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
     """Run `python -m module RANK RANKS FOLDER` on every rank and read `FOLDER/answer.json`, which one of them writes.
 
     `FOLDER/question.json` holds the question, `FOLDER/store` is free for a file store. No process outlives this call.
 
     Raises:
-        ProfileError: a rank failed, or they took more than `timeout_s`.
+        ProfileError: a rank failed, they took more than `timeout_s`, or `stop` said True.
     """
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -56,7 +65,7 @@ def run_ranks(module: str, ranks: int, question: dict[str, Any], timeout_s: floa
                             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
                         )
                     )
-            _wait(processes, folder, module, timeout_s)
+            _wait(processes, folder, module, timeout_s, stop)
         finally:
             for process in processes:
                 process.kill()
@@ -64,7 +73,9 @@ def run_ranks(module: str, ranks: int, question: dict[str, Any], timeout_s: floa
         return json.loads(Path(folder, "answer.json").read_text(encoding="utf-8"))
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], folder: str, module: str, timeout_s: float) -> None:
+def _wait(
+    processes: list[subprocess.Popen[bytes]], folder: str, module: str, timeout_s: float, stop: Callable[[], bool]
+) -> None:
     """Until all have ended well. Raises ProfileError as soon as one fails or time is up."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -76,6 +87,8 @@ def _wait(processes: list[subprocess.Popen[bytes]], folder: str, module: str, ti
                 raise ProfileError("failed", f"rank {rank} of {module} ended with exit code {code}: {last}")
         if None not in codes:
             return
+        if stop():
+            raise ProfileError("failed", "profiling was stopped")
         if time.monotonic() > deadline:
             raise ProfileError("timeout", f"{module} took more than {timeout_s:g} s")
         time.sleep(_POLL_S)

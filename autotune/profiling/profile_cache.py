@@ -120,10 +120,15 @@ def _version(package: str) -> str:
 
 # The files whose code runs inside a profile.
 _MEASURED = (
+    "data",
     "device",
     "executor",
     "host_cost",
+    "host_fit",
+    "init",
     "loss",
+    "mesh",
+    "message_cost",
     "meters",
     "model",
     "optimizer",

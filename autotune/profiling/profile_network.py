@@ -79,7 +79,8 @@ def measured_network(stages: StageProfiler, request: TrialRequest, crowd: int) -
         return stages.host_figures(HostKey(axis, ranks, world, "wall" if wall else "cpu"))  # type: ignore[arg-type]
 
     messages = host("pp", 2) if wall and plan.pp > 1 else None  # what each device exchanges with its neighbour
-    by_links = ("tied",) if wall else ("tp", "dp", "tied")
+    # By the wall clock all is measured but a tied embedding's sum on two devices where dp has one rank.
+    by_links = ("tp", "dp", "tied") if not wall else ("tied",) if plan.dp == 1 else ()
     return Network(host("tp", plan.tp), host("dp", plan.dp), messages, own_cores, by_links)
 
 

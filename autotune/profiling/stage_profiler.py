@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from autotune.space.training import DType
 __all__ = ["Key", "StageProfiler", "median_record"]
 
 MEASURE_TIMEOUT_S = 600.0
+_POLL_S = 0.5
 
 Key = PassesKey | DeviceKey | HostKey
 
@@ -40,6 +41,10 @@ class StageProfiler:
     Args:
         device: the cluster's device name; `cpu`, or a GPU of this machine.
         timeout_s: most time one shape may take.
+
+    Attributes:
+        measured: shapes that were not in the cache.
+        stop: asked while something is measured; once it says True, measuring ends with a ProfileError.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class StageProfiler:
         self.model, self.dtype, self.device, self.timeout_s = model, dtype, device, timeout_s
         self.cache = ProfileCache() if cache is None else cache
         self.measured = 0
+        self.stop: Callable[[], bool] = lambda: False
         self._known: dict[Key, dict[str, Any]] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -107,7 +113,7 @@ class StageProfiler:
             found = self._stored(key)
         if found is None:
             if isinstance(key, HostKey):
-                found = measure_host(key, self.model, self.dtype, self.timeout_s)
+                found = measure_host(key, self.model, self.dtype, self.timeout_s, self.stop)
             else:
                 found = self._ask({"kind": kind, "key": asdict(key)}, key.crowd)
             self.cache.store(self._name(key), found)
@@ -127,10 +133,13 @@ class StageProfiler:
                 assert process.stdin is not None
                 process.stdin.write(json.dumps(question).encode() + b"\n")
                 process.stdin.flush()
-            answers = [json.loads(_answer(process, deadline)) for process in asked]
+            answers = [json.loads(_answer(process, deadline, self.stop)) for process in asked]
         except BrokenPipeError:
             self.close()
             raise ProfileError("failed", "a profiling process ended unasked") from None
+        except InterruptedError:
+            self.close()
+            raise ProfileError("failed", "profiling was stopped") from None
         except TimeoutError:
             self.close()
             raise ProfileError("timeout", f"profiling a stage took more than {self.timeout_s:g} s") from None
@@ -169,15 +178,20 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _answer(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """The next line of a process. Raises TimeoutError, or EOFError when it ended."""
+def _answer(process: subprocess.Popen[bytes], deadline: float, stop: Callable[[], bool]) -> bytes:
+    """The next line of a process. Raises TimeoutError, InterruptedError if told to stop, or EOFError when it ended."""
     assert process.stdout is not None
     line = b""
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while not line.endswith(b"\n"):
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError
+            left_s = deadline - time.monotonic()
+            if not selector.select(max(0.0, min(left_s, _POLL_S))):
+                if stop():
+                    raise InterruptedError
+                if left_s <= 0:
+                    raise TimeoutError
+                continue
             part = os.read(process.stdout.fileno(), 2**16)
             if not part:
                 raise EOFError

@@ -150,9 +150,10 @@ class StageMeasurer:
             request = _request(self.space, number, plan)
         except UserError as error:
             return _broken(error, began)
+        self.profiler.stages.stop = stop
         outcome, profile = profile_outcome(self.profiler, request)
         if profile is None:
-            # Ctrl-C goes to the measuring process, too: then its end says nothing about the plan.
+            # A search that is ended ends the measuring processes: that says nothing about the plan.
             return None if stop() else outcome
         if outcome.state == "refused" and not self.refuses:
             outcome = replace(outcome, state="predicted", reason=f"kept by --no-refuse-by-estimate: {outcome.reason}")

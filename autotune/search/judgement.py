@@ -9,15 +9,15 @@ from autotune.results.measurement import TrialOutcome
 __all__ = ["judged_by"]
 
 
-def judged_by(outcome: TrialOutcome, limit_bytes: int | None) -> TrialOutcome:
-    """The outcome under a limit; the same object if nothing changes.
+def judged_by(outcome: TrialOutcome, limit_bytes: int | None, refuses: bool = True) -> TrialOutcome:
+    """The outcome under a limit, and under whether estimates refuse plans; the same object if nothing changes.
 
     A plan that ran is `ok` within the limit and `oom` beyond it. One whose allocation failed stays `oom`: the limit had
     no part in it.
     """
     measured = outcome.measurement
     if outcome.state not in ("ok", "oom") or measured is None or (peak := measured.peak_memory_bytes) is None:
-        return _profile_judged_by(outcome, limit_bytes)
+        return _profile_judged_by(outcome, limit_bytes, refuses)
     over = limit_bytes is not None and peak > limit_bytes
     if over == (outcome.state == "oom"):
         return outcome
@@ -29,11 +29,13 @@ def judged_by(outcome: TrialOutcome, limit_bytes: int | None) -> TrialOutcome:
     return replace(outcome, state="oom", reason=reason)
 
 
-def _profile_judged_by(outcome: TrialOutcome, limit_bytes: int | None) -> TrialOutcome:
-    """A profile that was refused by its memory is one like others, if the limit was raised."""
+def _profile_judged_by(outcome: TrialOutcome, limit_bytes: int | None, refuses: bool) -> TrialOutcome:
+    """A profile that was refused by its memory is one like others if the limit was raised or estimates don't refuse."""
     told = outcome.predicted
     if outcome.state != "refused" or told is None:
         return outcome
-    if limit_bytes is not None and told.peak_memory_bytes > limit_bytes:
+    if limit_bytes is None or told.peak_memory_bytes <= limit_bytes:
+        return replace(outcome, state="predicted", reason="")
+    if refuses:
         return outcome
-    return replace(outcome, state="predicted", reason="")
+    return replace(outcome, state="predicted", reason=f"kept by --no-refuse-by-estimate: {outcome.reason}")

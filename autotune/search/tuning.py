@@ -282,7 +282,7 @@ class Tuning:
             finished.number,
             plan,
             self.space.fingerprint(plan),
-            judged_by(finished.outcome, limit),
+            judged_by(finished.outcome, limit, self.options.refuses),
             self.space.model,
             self.space.training,
             self.options.fidelity,

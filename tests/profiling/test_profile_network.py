@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
+from autotune.profiling import profile_network
 from autotune.profiling.message_cost import _latency_s, _Pipeline, solve_increasing
-from autotune.profiling.profile_network import Network
-from autotune.profiling.profile_records import HostFigures
+from autotune.profiling.profile_network import Network, measured_network
+from autotune.profiling.profile_records import HostFigures, HostKey
 from autotune.profiling.protocol import TrialRequest
 from autotune.schedules.costs import PassCosts
 from autotune.schedules.registry import build
@@ -38,6 +39,38 @@ def test_latency_of_a_pipeline_is_found_again(hop_s: float) -> None:
 
 def test_time_below_what_passes_take_means_no_latency() -> None:
     assert solve_increasing(lambda x: 5 + x, 3.0) == 0.0
+
+
+class _Asked:
+    """Stands for the machine: every kind of communication takes a second a call."""
+
+    device = "cpu"
+
+    def __init__(self, model: ModelSpec) -> None:
+        self.model, self.keys = model, list[HostKey]()
+
+    def host_figures(self, key: HostKey) -> HostFigures:
+        self.keys.append(key)
+        return HostFigures(1.0, 0.0)
+
+
+@pytest.mark.parametrize(("dp", "by_links"), [(1, ("tied",)), (2, ())])
+def test_sum_of_a_tied_embedding_is_priced_once(dp: int, by_links: tuple[str, ...], cores: None) -> None:
+    model = ModelSpec(4, 16, 2, 2, 8, 32, 50, 8, tied_embeddings=True)
+    link = Link(1.0, 1.0)
+    plan = Plan(2, 1, dp, 1, 4, "1f1b", 1, (2, 2))
+    cluster = ClusterSpec(1, 2 * dp, "cpu", None, link, link)
+    request = TrialRequest(0, plan, build("1f1b", 2, 4, 1), model, cluster, TrainingSpec(4 * dp))
+    asked = _Asked(model)
+    found = measured_network(asked, request, 2 * dp)  # type: ignore[arg-type]
+    assert tuple(found.by_links) == by_links
+    assert found.dp.call_s == (1.0 if dp > 1 else 0.0)
+    assert {key.clock for key in asked.keys} == {"wall"}
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_network, "usable_cores", lambda: 4)
 
 
 def posted(schedule: Schedule) -> list[float]:

@@ -16,7 +16,7 @@ from autotune.profiling.profile_cache import ProfileCache
 from autotune.profiling.profile_errors import ProfileError
 from autotune.profiling.profile_memory import walk
 from autotune.profiling.profile_plan import PlanProfiler, Profile, profile_outcome, wanted_keys
-from autotune.profiling.profile_records import DeviceKey, PassesKey, PassFigures, StageFigures
+from autotune.profiling.profile_records import DeviceKey, HostKey, PassesKey, PassFigures, StageFigures
 from autotune.profiling.protocol import TrialRequest
 from autotune.profiling.stage_profiler import StageProfiler
 from autotune.results.measurement import Measurement
@@ -250,3 +250,15 @@ def test_shape_that_cannot_be_built_fails_alone(cache: ProfileCache, profiles: l
             profiler.passes(PassesKey(3, 1, "none", False))  # 3 does not divide the heads
         assert failure.value.state == "failed"
         assert profiler.device_figures(DeviceKey(1, 1, "middle"))[1].parameters > 0
+
+
+def test_measuring_ends_soon_after_it_is_told_to_stop(tmp_path: Path) -> None:
+    profiler = StageProfiler(MODEL, "float32", "cpu", ProfileCache(tmp_path))
+    profiler.stop = lambda: True
+    for measure in (
+        lambda: profiler.device_figures(DeviceKey(1, 1, "middle")),
+        lambda: profiler.host_figures(HostKey("tp", 2, 2)),
+    ):
+        with pytest.raises(ProfileError, match="profiling was stopped"):
+            measure()
+    assert not profiler._processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UserError
+from autotune.profiling import profile_cache
 from autotune.profiling.host_fit import fit_host
-from autotune.profiling.profile_cache import ProfileCache, default_cache_folder, fingerprint
+from autotune.profiling.profile_cache import _MEASURED, ProfileCache, default_cache_folder, fingerprint
 from autotune.profiling.profile_records import DeviceFigures, PassFigures, StageFigures, device_at, stage_at
 from autotune.space.model import ModelSpec
 
@@ -121,3 +123,23 @@ def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytes
 def test_tuner_profiles_without_loading_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_module_whose_work_is_measured_counts_in_the_fingerprint() -> None:
+    folder = Path(profile_cache.__file__).parent
+    # What no figure depends on: types, the reading of questions and errors, and how many cores there are (hardware).
+    beside = {"cores", "failure", "profile_server", "protocol"}
+
+    def imported(module: str) -> set[str]:
+        tree = ast.parse((folder / f"{module}.py").read_text(encoding="utf-8"))
+        names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        return {name.rpartition(".")[2] for name in names if name.startswith("autotune.profiling.")}
+
+    found, waiting = set(), ["profile_server", "host_cost"]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            waiting.extend(imported(module))
+    assert found - beside <= set(_MEASURED)
+    assert set(_MEASURED) <= found
