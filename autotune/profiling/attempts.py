@@ -34,6 +34,8 @@ def run_trial(
 ) -> TrialOutcome | None:
     """Launch a trial until its end says something about the plan, at most three times; None if it was stopped.
 
+    The outcome began with the first launch, and took what all of them did.
+
     Args:
         run: launches it in `folder`, such as `launch` or the `run` of a pool.
         folder: of the trial; what a failed launch left is moved to `launch-1`, `launch-2` in it.
@@ -44,6 +46,7 @@ def run_trial(
     Raises:
         UserError: the folder can't be written any more, so that what became of the trial says nothing about its plan.
     """
+    started, spent_s = "", 0.0
     for number in range(1, MOST_LAUNCHES + 1):
         ending = run()
         if ending.kind == "stopped":
@@ -51,6 +54,8 @@ def run_trial(
                 return None
             ending = replace(ending, kind="launcher", message="a signal from outside ended the supervisor of the trial")
         outcome = assess(request, ending, folder, cores, worker)
+        started, spent_s = started or outcome.started, spent_s + outcome.duration_s
+        outcome = replace(outcome, started=started, duration_s=spent_s)
         if outcome.measurement is None:
             _require_writable(folder)
         if outcome.state != "launcher":

@@ -177,6 +177,17 @@ def test_launches_that_all_fail_are_a_launcher_row_that_says_so(tmp_path: Path) 
     assert "node 3 never came" in (tmp_path / "launch-1" / "launcher.log").read_text()
 
 
+def test_a_trial_took_the_time_of_all_its_launches_and_began_with_the_first(tmp_path: Path) -> None:
+    endings = [Ending("exited", 1, None, 60.0, 5.0), Ending("exited", 1, None, 90.0, 7.0)]
+    (tmp_path / "launcher.log").write_text("RendezvousTimeoutError: node 3 never came\n")
+    endings.append(Ending("timeout", None, None, 120.0, 11.0))
+    launches = iter(endings)
+    found = run_trial(lambda: next(launches), make_request(), tmp_path)
+    assert found is not None
+    assert (found.state, found.duration_s) == ("timeout", 23.0)
+    assert found.started == "1970-01-01T00:01:00+00:00"
+
+
 def test_trial_that_is_stopped_has_no_outcome(tmp_path: Path) -> None:
     assert run_trial(lambda: Ending("stopped", None, None, 0.0, 1.0), make_request(), tmp_path) is None
 
