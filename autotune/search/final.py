@@ -12,13 +12,23 @@ from typing import Any, Protocol
 
 from autotune.errors import UserError
 from autotune.results.columns import Row
-from autotune.results.final import Final, FinalLaunch, pick_lineup, too_few
+from autotune.results.final import LEAST_ROUNDS, Final, FinalLaunch, Lineup, pick_lineup, too_few
 from autotune.results.measurement import TrialOutcome
 from autotune.results.text import first_line
 from autotune.search.observer import Observer
 from autotune.space.plan import Plan
 
-__all__ = ["TAKEN_OVER", "FinalKeeper", "Held", "Measure", "final_folder", "hold_final", "stored_final"]
+__all__ = [
+    "TAKEN_OVER",
+    "FinalKeeper",
+    "Held",
+    "Measure",
+    "final_folder",
+    "final_to_hold",
+    "hold_final",
+    "least_launches",
+    "stored_final",
+]
 
 
 class FinalKeeper(Protocol):
@@ -73,6 +83,23 @@ def stored_final(keeper: FinalKeeper) -> Final | None:
         raise UserError(f"the final in the study's database is damaged, or of another version: {error}") from None
 
 
+def final_to_hold(lineup: Lineup, top: int, most_rounds: int, so_far: Final | None, again: bool = False) -> Final:
+    """The final of a lineup to go on with, which may be over, or to begin; the arguments are those of `hold_final`."""
+    if so_far is not None and so_far.lineup == lineup and not (again and so_far.decided_nothing):
+        return replace(so_far, top=top, most_rounds=max(most_rounds, so_far.most_rounds))
+    return Final(lineup, top, most_rounds, earlier_s=0.0 if so_far is None else so_far.spent_s)
+
+
+def least_launches(final: Final) -> int:
+    """How many launches a final needs yet at least; 0 if it is over."""
+    if final.upcoming() is None:
+        return 0
+    in_it = [plan for plan in final.lineup.plans if plan not in final.lost]
+    made = {(launch.round, launch.fingerprint) for launch in final.launches}
+    wanted = {(number, plan) for number in range(1, LEAST_ROUNDS + 1) for plan in in_it}
+    return max(1, len(wanted - made))  # beyond the least rounds each further one hangs on the one before
+
+
 def hold_final(
     rows: Sequence[Row],
     plans: Mapping[str, Plan],
@@ -100,10 +127,7 @@ def hold_final(
     if few := too_few(lineup):
         old = "" if so_far is None else "; the one before was between other plans, so it doesn't count"
         return Held(so_far, remark=f"no final: {few}{old}")
-    if so_far is not None and so_far.lineup == lineup and not (again and so_far.decided_nothing):
-        final = replace(so_far, top=top, most_rounds=max(most_rounds, so_far.most_rounds))
-    else:
-        final = Final(lineup, top, most_rounds, earlier_s=0.0 if so_far is None else so_far.spent_s)
+    final = final_to_hold(lineup, top, most_rounds, so_far, again)
     by_fingerprint = {row.fingerprint: row for row in rows}
     upcoming, announced = final.upcoming(), False
     # Another number of plans may have been asked for, which are the same ones.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from autotune.errors import UserError
 from autotune.profiling.supervised import owner_mark
 from autotune.results.columns import Row
-from autotune.results.final import LEAST_ROUNDS, Final, pick_lineup, too_few
+from autotune.results.final import Final, pick_lineup, too_few
 from autotune.results.measurement import TrialOutcome
 from autotune.results.rows import row_of
 from autotune.results.verdict import fastest
@@ -18,7 +18,15 @@ from autotune.search.book import Book
 from autotune.search.budget import Budget, Spent
 from autotune.search.early_stop import FIRST_TRIALS, common_failure
 from autotune.search.evaluators import Evaluator, PlanRunner
-from autotune.search.final import TAKEN_OVER, Held, final_folder, hold_final, stored_final
+from autotune.search.final import (
+    TAKEN_OVER,
+    Held,
+    final_folder,
+    final_to_hold,
+    hold_final,
+    least_launches,
+    stored_final,
+)
 from autotune.search.folder_lock import table_lock
 from autotune.search.interrupt import Interrupt
 from autotune.search.judgement import judged_by
@@ -43,7 +51,7 @@ class Tuning:
     """One run of a study: everything that changes while it goes on.
 
     Attributes:
-        rows_of: trials that count, of all tuners, by the fingerprint of their plan.
+        by_plan: trials that count, of all tuners, by the fingerprint of their plan.
         fresh: trials that ended during this run, in the order they were told.
         given_up: plans whose launches failed in this run; another run, or another tuner, may try them again.
         flights: what other tuners are measuring.
@@ -221,15 +229,15 @@ class Tuning:
         return self.budget.ended(self._spent(), self._final_s())
 
     def _final_s(self) -> float:
-        """Seconds that a final between the plans of now takes at least; 0 without one, or if it was held."""
+        """Seconds that a final between the plans of now, or what is left of it, takes at least; 0 without one."""
         rows = tuple(self.book.rows.values())
         if not self.options.finalists or too_few(lineup := pick_lineup(rows, self.options.finalists)):
             return 0.0
-        if self.book.final is not None and self.book.final.lineup == lineup:
-            return 0.0
+        again = self.book.final == self.final_before
+        final = final_to_hold(lineup, self.options.finalists, self.options.final_rounds, self.book.final, again)
         # Ranks are started for every launch; the longest trial was one for which they were.
         each_s = max(row.duration_s or 0.0 for row in rows if row.state == "ok")
-        return LEAST_ROUNDS * len(lineup.plans) * each_s
+        return least_launches(final) * each_s
 
     def _try(self, plan: Plan) -> bool:
         """Evaluate one plan and store how it ended; False if the search was interrupted first."""

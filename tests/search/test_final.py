@@ -14,11 +14,13 @@ from conftest import FAKE, Bench, wait_until
 
 from autotune.results.columns import Row
 from autotune.results.compare import compare
-from autotune.results.final import Final
+from autotune.results.final import Final, FinalLaunch, pick_lineup
 from autotune.results.measurement import Measurement, TrialOutcome
 from autotune.results.rows import row_of
-from autotune.search.final import TAKEN_OVER, Held, hold_final
+from autotune.search.budget import Budget, Spent
+from autotune.search.final import TAKEN_OVER, Held, final_to_hold, hold_final, least_launches
 from autotune.search.observer import Silent
+from autotune.search.options import Ended
 from autotune.space.plan import Plan
 from autotune.space.space import Space, load_space
 
@@ -217,6 +219,57 @@ def test_the_final_ends_when_the_study_s_time_is_spent_and_goes_on_when_there_is
     assert "--resume" not in compare(rows[:1], whole.final).sentences()[-1]
     lost = hold_final(rows, plans, 1, 3, cut.final, measure, lambda final: False, lambda final: "", Silent())
     assert lost == Held(cut.final, remark=TAKEN_OVER)  # another search has it: no launch more
+
+
+def test_a_final_cut_short_wants_the_launches_that_it_lacks_and_one_that_is_over_none(bench: Bench) -> None:
+    space = load_space(bench.path / "tiny.yaml")
+    plans = [(space.fingerprint(plan), plan) for plan in space.plans()][:3]
+    lineup = pick_lineup([_measured(number, *pair, space) for number, pair in enumerate(plans)], 3)
+
+    def after(launches: int, state: str = "ok", most_rounds: int = 3) -> Final:
+        final = Final(lineup, 3, most_rounds)
+        for _ in range(launches):
+            number, plan = final.upcoming() or pytest.fail("the final is over too early")
+            step_s = 0.1 + 0.01 * ((number + lineup.plans.index(plan)) % 3) if state == "ok" else None
+            final = final.with_launch(FinalLaunch(number, plan, state, "", step_s, "", 1.0))
+        return final
+
+    assert [least_launches(after(launches)) for launches in range(10)] == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
+    assert least_launches(after(1, "oom")) == 6  # what fell out is measured no more
+    # More rounds are asked for: of those that are needed one is certain.
+    assert final_to_hold(lineup, 3, 8, after(9)).upcoming() is not None
+    assert least_launches(final_to_hold(lineup, 3, 8, after(9))) == 1
+    # Held anew, and between other plans: all of it, and its time counts on.
+    lost = after(3, "oom")
+    assert lost.decided_nothing
+    assert least_launches(lost) == 0
+    assert least_launches(final_to_hold(lineup, 3, 3, lost, again=True)) == 9
+    fewer = pick_lineup([_measured(number, *pair, space) for number, pair in enumerate(plans[:2])], 2)
+    assert (least_launches(final_to_hold(fewer, 2, 3, lost)), final_to_hold(fewer, 2, 3, lost).spent_s) == (6, 3.0)
+
+
+def test_a_resumed_search_keeps_the_time_that_the_rest_of_its_final_takes(
+    three: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[float] = []
+    ended = Budget.ended
+
+    def remember(self: Budget, spent: Spent, final_s: float = 0.0) -> Ended | None:
+        kept.append(final_s)
+        return ended(self, spent, final_s)
+
+    rates = times(s_1f1b=0.2, interleaved_1f1b=0.18, zb_h1=0.1)
+    three.tell_worker({"when": {"schedule": "zb-h1", "launch": 3}, "do": "sleep"}, *rates)
+    tuner = three.start("--final", "1")
+    wait_until(lambda: len(three.launches()) == 3 + 3 + 1, limit_s=60)
+    os.kill(tuner.pid, signal.SIGINT)
+    tuner.communicate(timeout=30)
+    three.edit_space("micro_batch_size: [2]", "micro_batch_size: [2, 1]")  # there is something to spend time on
+    three.tell_worker(*rates)
+    monkeypatch.setattr(Budget, "ended", remember)
+    each_s = max(float(row["duration_s"]) for row in three.table() if row["state"] == "ok")
+    three.here(resume=True, final=1, timeout_s=1e6)
+    assert kept[0] == pytest.approx(6 * each_s, rel=0.01)
 
 
 def _measurement(step_s: float) -> Measurement:
