@@ -457,6 +457,12 @@ def _why_nothing(result: SearchResult) -> str:
     if over:
         closest = min(over, key=lambda row: row.peak_memory_bytes or 0)
         text += f"; closest is {closest.describe()}: {closest.reason}"
+    elif foreseen := [row for row in tried if row.state == "oom" and row.predicted_peak_memory_bytes is not None]:
+        closest = min(foreseen, key=lambda row: row.predicted_peak_memory_bytes or 0)
+        text += (
+            f"; no peak was measured, closest by prediction is {closest.describe()}: its predicted peak is "
+            f"{bytes_text(closest.predicted_peak_memory_bytes)}"
+        )
     first: dict[str, Row] = {}
     for row in tried:
         first.setdefault(row.state, row)

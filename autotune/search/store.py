@@ -22,6 +22,7 @@ from autotune.search.claims import Claim, Claims
 from autotune.search.database import Database
 from autotune.search.final_table import read_final, write_final
 from autotune.search.judgement import judged_by
+from autotune.search.overrun import overrun_bytes, peak_bytes
 from autotune.search.pulse import Pulse
 from autotune.search.samplers import FIELDS, Observation, fields_of
 from autotune.search.stored_trial import (
@@ -116,6 +117,9 @@ class Store:
         self._in_flight_since: dict[tuple[str, str], float] = {}
         self._requeued: list[Plan] = []
         self._notes: list[str] = []
+        self._worst_over = 0.0
+        self.predicted_bytes: Mapping[Plan, int] = {}
+        """Predicted peaks of plans: they grade an out-of-memory that nobody measured."""
         self.shares_devices = False
         """Whether another tuner, at any time since this one began, may have used the same devices."""
         self._spaces = self._distributions()
@@ -204,7 +208,7 @@ class Store:
         counts = self._claims.settle(fingerprint, number, "launcher" if outcome.state == "launcher" else "done")
         if counts:
             self._told[fingerprint] = number
-            self._run(lambda: self._close(number, outcome, tokens_per_s))
+            self._run(lambda: self._close(number, fingerprint, outcome, tokens_per_s))
         else:
             self._run(lambda: self._fail(number))
         self._open.pop(number, None)
@@ -248,13 +252,15 @@ class Store:
     def observations(self, finished: list[Finished], tokens_per_s: Mapping[int, float | None]) -> list[Observation]:
         """What the finished trials (by number: their throughput) tell a sampler."""
         judged = [(one, judged_by(one.outcome, self._limit)) for one in finished]
+        measured = [peak_bytes(outcome) for _, outcome in judged]
+        self._worst_over = max([0.0, *(float(peak - (self._limit or peak)) for peak in measured if peak is not None)])
         return [
             Observation(
                 plan=one.plan,
                 value=tokens_per_s.get(one.number) if outcome.state in _VALUED else None,
-                constraint=self._over_limit(outcome),
+                constraint=self._over_limit(one.plan, outcome),
                 failed=outcome.state in _UNINFORMATIVE,
-                peak_bytes=_peak_bytes(outcome),
+                peak_bytes=peak_bytes(outcome),
             )
             for one, outcome in judged
         ]
@@ -336,7 +342,7 @@ class Store:
             claim = claims.get(trial.user_attrs.get(PLAN, ""))
             if claim is not None and claim.trial == trial.number and OUTCOME in trial.user_attrs:
                 outcome, rate = outcome_of(trial), trial.user_attrs.get(RATE)
-                self._run(lambda t=trial, o=outcome, r=rate: self._close(t.number, o, r))  # type: ignore[misc]
+                self._run(lambda t=trial, o=outcome, r=rate: self._close(t.number, t.user_attrs[PLAN], o, r))  # type: ignore[misc]
             else:
                 self._run(lambda t=trial: self._fail(t.number))  # type: ignore[misc]
 
@@ -404,9 +410,9 @@ class Store:
                 }
         return spaces
 
-    def _close(self, number: int, outcome: TrialOutcome, tokens_per_s: float | None) -> None:
+    def _close(self, number: int, fingerprint: str, outcome: TrialOutcome, tokens_per_s: float | None) -> None:
         with suppress(UpdateFinishedTrialError, ValueError):  # somebody else closed it meanwhile
-            if (over := self._over_limit(outcome)) is not None:
+            if (over := self._over_limit(self._plans.get(fingerprint), outcome)) is not None:
                 self._trial(number).set_constraint(_CONSTRAINT, over)
             if outcome.state in _VALUED:
                 self._study.tell(number, tokens_per_s, skip_if_finished=True)
@@ -426,12 +432,9 @@ class Store:
         storage = self._study._storage
         return optuna.Trial(self._study, storage.get_trial_id_from_study_id_trial_number(self._study._study_id, number))
 
-    def _over_limit(self, outcome: TrialOutcome) -> float | None:
-        """Bytes over the memory limit, negative below it; 1 for an out-of-memory that nobody measured."""
-        peak = _peak_bytes(outcome)
-        if peak is not None and self._limit is not None:
-            return float(peak - self._limit)
-        return 1.0 if outcome.state == "oom" else None
+    def _over_limit(self, plan: Plan | None, outcome: TrialOutcome) -> float | None:
+        predicted = None if plan is None else self.predicted_bytes.get(plan)
+        return overrun_bytes(outcome, self._limit, predicted, self._worst_over)
 
 
 def _compatible(stored: BaseDistribution, wanted: BaseDistribution) -> BaseDistribution:
@@ -440,10 +443,3 @@ def _compatible(stored: BaseDistribution, wanted: BaseDistribution) -> BaseDistr
 
 def _holds(space: BaseDistribution, value: Any) -> bool:
     return not isinstance(space, CategoricalDistribution) or value in space.choices
-
-
-def _peak_bytes(outcome: TrialOutcome) -> int | None:
-    """Peak of the heaviest device, profiled or measured."""
-    if outcome.predicted is not None:
-        return outcome.predicted.peak_memory_bytes
-    return outcome.measurement.peak_memory_bytes if outcome.measurement else None

@@ -80,6 +80,9 @@ class Tuning:
     def __post_init__(self) -> None:
         self.budget = Budget(self.options, self.book.plans)
         self.proposer = self._make_proposer()
+        self.store.predicted_bytes = {
+            plan: told.predicted.peak_memory_bytes for plan, told in self.book.forecasts.items()
+        }
 
     def run(self) -> SearchResult:
         """Search until nothing is left, a budget is spent, or an interrupt."""

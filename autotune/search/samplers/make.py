@@ -37,7 +37,7 @@ def make_proposer(
     if name in ("tpe", "nsga2"):
         from autotune.search.samplers.optuna_samplers import Nsga2, Tpe
 
-        return Tpe(plans, seed) if name == "tpe" else Nsga2(plans, seed)
+        return Tpe(plans, seed) if name == "tpe" else Nsga2(plans, seed, predicted, limit_bytes)
     from autotune.search.samplers.auto import Auto
 
     return Auto(plans, seed, predicted if name == "auto" else {}, limit_bytes, stops=name == "auto")

@@ -6,12 +6,14 @@ is known, and are asked again until a proposal can be run; the study on disk see
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from autotune.results.predicted import Predicted
 from autotune.search.samplers.proposer import FIELDS, Observation, fields_of
 from autotune.space.plan import Plan
 
@@ -134,9 +136,20 @@ class Tpe(_Mirrored):
 
 
 class Nsga2(_Mirrored):
-    """Optuna's NSGA-II: throughput up, peak memory down. The answer is `autotune.results.pareto.pareto_front`."""
+    """Optuna's NSGA-II: throughput up, peak memory down. The answer is `autotune.results.pareto.pareto_front`.
+
+    Args:
+        predicted: what the cost model says of the plans; empty where it knows nothing.
+        limit_bytes: memory of a device; None for no limit.
+    """
 
     directions = ("maximize", "minimize")
+
+    def __init__(
+        self, plans: Sequence[Plan], seed: int, predicted: Mapping[Plan, Predicted], limit_bytes: int | None
+    ) -> None:
+        super().__init__(plans, seed)
+        self.predicted, self.limit_bytes = predicted, limit_bytes
 
     def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
         """NSGA-II with generations small enough that a study of tens of trials sees several."""
@@ -148,10 +161,15 @@ class Nsga2(_Mirrored):
         """Throughput and peak; a plan whose memory nobody measured has no place on a front."""
         if observation.constraint is not None and observation.constraint > 0:
             # Infeasible plans are ordered by their constraint alone, but NSGA-II takes notice only of what has values.
-            return [0.0, float(observation.peak_bytes or 0)]
+            return [0.0, float(observation.peak_bytes or self._least_peak(observation.plan))]
         if observation.value is None or observation.peak_bytes is None:
             return None
         return [observation.value, float(observation.peak_bytes)]
+
+    def _least_peak(self, plan: Plan) -> float:
+        """Peak of a plan that ran out of memory before anybody measured it; infinite if nothing is known of it."""
+        told = self.predicted.get(plan)
+        return float(max(0 if told is None else told.peak_memory_bytes, self.limit_bytes or 0)) or math.inf
 
 
 def _nearest(left: Sequence[Plan], wanted: Mapping[str, Any], chance: random.Random) -> Plan:

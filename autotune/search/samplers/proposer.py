@@ -21,7 +21,7 @@ class Observation:
     Attributes:
         value: tokens/s, measured or profiled; None if the plan gave no number that counts.
         peak_bytes: peak memory of the heaviest device, measured or profiled; None if nobody measured it.
-        constraint: above 0 when infeasible, by how much; None when nothing is known.
+        constraint: above 0 when infeasible, by how many bytes, measured or else predicted; None when nothing is known.
         failed: the trial said nothing about the plan (infrastructure, no result).
     """
 
