@@ -26,6 +26,7 @@ from autotune.search.overrun import overrun_bytes, peak_bytes
 from autotune.search.pulse import Pulse
 from autotune.search.samplers import FIELDS, Observation, fields_of
 from autotune.search.stored_trial import (
+    BEGUN,
     EARLIER,
     MARK,
     OUTCOME,
@@ -39,7 +40,7 @@ from autotune.search.stored_trial import (
     outcome_of,
     trials_over,
 )
-from autotune.search.tuners import Tuner, Watch, share_devices
+from autotune.search.tuners import Tuner, Watch, local_clock_s, share_devices
 from autotune.space.plan import Plan
 
 __all__ = ["Finished", "Flight", "News", "Store"]
@@ -382,7 +383,7 @@ class Store:
 
     def _create(self, plan: Plan, fingerprint: str, earlier_s: float) -> int:
         me = self._claims.me
-        attrs = {PLAN: fingerprint, TUNER: me.key, PLACE: me.place, MARK: me.mark}
+        attrs = {PLAN: fingerprint, TUNER: me.key, PLACE: me.place, MARK: me.mark, BEGUN: local_clock_s()}
         values = fields_of(plan)
         spaces = {name: space for name, space in self._spaces.items() if _holds(space, values[name])}
         template = create_trial(

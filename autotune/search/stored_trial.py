@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-import psutil
 from optuna.trial import FrozenTrial
 
 from autotune.errors import UserError
@@ -17,6 +15,7 @@ from autotune.search.tuners import Tuner
 from autotune.space.plan import Plan
 
 __all__ = [
+    "BEGUN",
     "EARLIER",
     "MARK",
     "OUTCOME",
@@ -32,7 +31,7 @@ __all__ = [
 ]
 
 # Names of attributes.
-PLAN, TUNER, PLACE, MARK = "plan", "tuner", "place", "mark"
+PLAN, TUNER, PLACE, MARK, BEGUN = "plan", "tuner", "place", "mark", "begun_s"
 OUTCOME, RATE, EARLIER = "outcome", "tokens_per_s", "earlier_s"
 
 
@@ -65,12 +64,11 @@ def trials_over(trials: Iterable[FrozenTrial], known: Collection[str], me: Tuner
     """Finished trials, by number, of searches that were over when this one was started.
 
     A search that is known is at work. Of one that ran on this machine the trial's start says whether it had begun
-    before this process; clocks of machines are never compared, so of others only what is known counts.
+    before this process; clocks of machines are never compared, so another's search is over once it isn't known.
 
     Args:
         known: keys of the tuners that are known.
     """
-    began = datetime.fromtimestamp(psutil.Process(me.pid).create_time(), UTC)
 
     def is_over(trial: FrozenTrial) -> bool:
         attrs = trial.user_attrs
@@ -78,7 +76,7 @@ def trials_over(trials: Iterable[FrozenTrial], known: Collection[str], me: Tuner
             return False
         if attrs.get(PLACE) != me.place or attrs.get(MARK) == me.mark:  # elsewhere, or this very process, before
             return True
-        return datetime.fromisoformat(attrs[OUTCOME]["started"]) < began
+        return float(attrs.get(BEGUN, 0.0)) < me.started_s
 
     return {trial.number for trial in trials if is_over(trial)}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ import psutil
 from autotune.profiling.process_tree import place, started_at
 from autotune.space.cluster import ClusterSpec
 
-__all__ = ["Tuner", "Watch", "share_devices", "this_tuner"]
+__all__ = ["Tuner", "Watch", "local_clock_s", "share_devices", "this_tuner"]
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,19 @@ class Tuner:
         return f"process {self.pid} on {self.host}"
 
     @property
+    def started_s(self) -> float:
+        """When its process started, by `local_clock_s` of its place."""
+        return float(self.created) / (os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 1)
+
+    @property
     def mark(self) -> str:
         """What its trials' processes are marked with, after the study's id (`autotune.profiling.supervised`)."""
         return f"{self.pid}/{self.created}"
+
+
+def local_clock_s() -> float:
+    """Now, by the clock that tells when processes of this place started; on Linux none that is ever set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.time()
 
 
 def this_tuner(cluster: ClusterSpec) -> Tuner:
