@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 from typing import Any
 
 import psutil
@@ -21,6 +22,7 @@ from autotune.search.budget import Budget, Spent
 from autotune.search.final import TAKEN_OVER, Held, final_to_hold, hold_final, least_launches
 from autotune.search.observer import Silent
 from autotune.search.options import Ended
+from autotune.search.tables import CLAIMS, TUNERS
 from autotune.space.plan import Plan
 from autotune.space.space import Space, load_space
 
@@ -141,6 +143,22 @@ def test_a_final_cut_short_is_finished_by_resume(three: Bench, number: int) -> N
     assert launched(three)[7:] == ["zb-h1", "interleaved-1f1b", "1f1b"] * 2
     assert [launch["round"] for launch in final(three)["launches"]] == [1] * 3 + [2] * 3 + [3] * 3
     assert "over 1F1B" in done.stdout
+
+
+def test_a_search_whose_final_was_taken_over_says_so_and_was_not_interrupted(three: Bench) -> None:
+    rates = times(s_1f1b=0.2, interleaved_1f1b=0.18, zb_h1=0.1)
+    three.tell_worker({"when": {"schedule": "zb-h1", "launch": 3}, "do": "sleep"}, *rates)
+    slow = three.start("--final", "1", "--takeover-after", "4")
+    wait_until(lambda: len(three.launches()) == 3 + 3 + 1, limit_s=60)
+    with sqlite3.connect(three.study / "study.db", timeout=30) as connection:  # as a search does that takes it for dead
+        assert connection.execute(f"DELETE FROM {CLAIMS.name} WHERE state = 'held'").rowcount == 1
+        assert connection.execute(f"DELETE FROM {TUNERS.name}").rowcount == 1
+    out, err = slow.communicate(timeout=60)
+    assert (slow.returncode, err) == (0, "")
+    assert "every legal plan was measured" in out
+    assert "interrupted" not in out
+    assert TAKEN_OVER in " ".join(out.split())
+    assert len(final(three)["launches"]) == 3
 
 
 def _workers(bench: Bench) -> list[int]:
