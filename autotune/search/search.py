@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from autotune.errors import UserError
 from autotune.profiling.refit import Refit, refit, timed_plans
@@ -19,7 +20,7 @@ from autotune.search.observer import Observer, Silent
 from autotune.search.opening import open_store, sqlite_url
 from autotune.search.options import Ended, Isolation, SearchOptions, SearchResult
 from autotune.search.ranking import rank
-from autotune.search.sqlite_file import require_usable
+from autotune.search.sqlite_file import require_usable, sqlite_path
 from autotune.search.tuning import Tuning
 from autotune.search.worker_plans import settle_worker
 from autotune.space.space import Space
@@ -55,13 +56,15 @@ def search(
     with locked_folder(folder.path, join=options.resume and options.fidelity != "predict") as lock:
         # What may refuse the start comes before anything is deleted or begun.
         reach_nodes(options, folder.logs, observer.note)
-        if options.fresh:
+        url = options.storage or sqlite_url(folder.database)
+        clear_first = options.fresh and _lies_at(url, folder.database)
+        if clear_first:
             if options.storage is not None:
-                require_usable(options.storage)
+                require_usable(url)
             folder.clear()
         predictor = forecaster.identity() if forecaster is not None and options.fidelity == "predict" else None
         opened = open_store(
-            options.storage or sqlite_url(folder.database),
+            url,
             options,
             identity(space, worker, options.fidelity, predictor, len(options.hosts.names) if options.hosts else None),
             plans,
@@ -71,6 +74,8 @@ def search(
             stop=lambda: bool(interrupt),
         )
         with opened as store:
+            if options.fresh and not clear_first:
+                folder.clear()
             with table_lock(folder.path):
                 folder.write_text(folder.space, space.to_yaml())
             lock.keep()
@@ -83,6 +88,12 @@ def search(
             evaluator = make_evaluator(space, options, folder.logs, store.study_id, observer.note)
             result = Tuning(space, options, store, book, evaluator, observer, interrupt).run()
     return replace(result, refit=_refit(space, result, forecaster))
+
+
+def _lies_at(url: str, path: Path) -> bool:
+    """Whether a database is the file at `path`: then it can't be opened before the file is deleted."""
+    file = sqlite_path(url)
+    return file is not None and file.resolve() == path.resolve()
 
 
 def _refuse_existing(folder: StudyFolder, options: SearchOptions) -> None:

@@ -11,6 +11,7 @@ from conftest import Bench, Notes
 
 from autotune.errors import UserError
 from autotune.profiling.hosts import Hosts
+from autotune.results.table import read_csv
 from autotune.search.identity import Changes, changes
 
 SMALL = "schedule: [1f1b, zb-h1]"
@@ -144,6 +145,25 @@ def test_nodes_that_cannot_be_reached_leave_nothing_behind_and_delete_nothing(
     with pytest.raises(UserError, match="nohost"):
         small.here(hosts=Hosts(("nohost",)), fresh=True)
     assert everything_in(small.path) == done
+
+
+def test_a_fresh_start_whose_database_refuses_deletes_nothing(small: Bench) -> None:
+    small.here(trials=1)
+    done = everything_in(small.path)
+    pytest.importorskip("psycopg")
+    with pytest.raises(UserError, match="refused"):
+        small.here(fresh=True, storage="postgresql://nobody@127.0.0.1:1/none")
+    assert everything_in(small.path) == done
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_fresh_start_leaves_nothing_of_the_study_before(small: Bench, elsewhere: bool) -> None:
+    database = small.path / "elsewhere.db" if elsewhere else small.study / "study.db"
+    storage = f"sqlite:///{database}"
+    small.here(trials=2, storage=storage)
+    small.here(trials=1, storage=storage, fresh=True)
+    assert sum(row.state == "ok" for row in read_csv(small.study / "trials.csv")) == 1
+    assert (small.study / "study.db").exists() != elsewhere
 
 
 def test_a_start_that_failed_at_its_space_file_leaves_an_empty_folder_empty(
