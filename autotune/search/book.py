@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from autotune.results.columns import Row
@@ -70,10 +70,15 @@ class Book:
         done = self.rows.keys() | self.estimates.keys() | self.history.keys()
         return {fingerprint: plan for fingerprint, plan in self.plans.items() if fingerprint not in done}
 
-    def refuse_by_history(self) -> list[str]:
-        """Refuse plans that can't fit, by the trials so far; the reasons of those that are new."""
+    def refuse_by_history(self, proving: Collection[str]) -> list[str]:
+        """Refuse plans that can't fit, by the trials so far; the reasons of those that are new.
+
+        Args:
+            proving: plans whose trials prove something, by fingerprint.
+        """
         left = {fingerprint: plan for fingerprint, plan in self.plans.items() if fingerprint not in self.rows}
-        reasons = refused_by_history(self.rows.values(), left)
+        proofs = [row for fingerprint, row in self.rows.items() if fingerprint in proving]
+        reasons = refused_by_history(proofs, left)
         new = [reason for fingerprint, reason in reasons.items() if fingerprint not in self.history]
         self.history = {}
         for fingerprint, reason in reasons.items():

@@ -72,7 +72,7 @@ def open_store(
     database = Database(url, note, stop)
     try:
         database.prepare(create_tables)
-        me = this_tuner(cluster)
+        me = this_tuner(cluster, options.hosts.names if options.hosts else ())
         study = _study(database, name, options, me, must_exist, note)
         claims = Claims(database, study._study_id, me)
         row = _study_row(database, study, claims, identity)

@@ -33,6 +33,7 @@ from autotune.search.stored_trial import (
     PLACE,
     PLAN,
     RATE,
+    SHARED,
     TUNER,
     Finished,
     finished_of,
@@ -198,9 +199,13 @@ class Store:
     def finish(self, number: int, outcome: TrialOutcome, tokens_per_s: float | None) -> bool:
         """Write the outcome of a trial and close it; False if it doesn't count: another tuner took its plan over."""
 
+        self._note_sharing(self._claims.tuners())  # others may have come while it ran
+
         def write() -> None:
             with suppress(UpdateFinishedTrialError):  # closed by whoever took the plan over
                 trial = self._trial(number)
+                if self.shares_devices:
+                    trial.set_user_attr(SHARED, True)
                 trial.set_user_attr(RATE, tokens_per_s)
                 trial.set_user_attr(OUTCOME, asdict(outcome))
 

@@ -22,6 +22,7 @@ __all__ = [
     "PLACE",
     "PLAN",
     "RATE",
+    "SHARED",
     "TUNER",
     "Finished",
     "finished_of",
@@ -32,7 +33,7 @@ __all__ = [
 
 # Names of attributes.
 PLAN, TUNER, PLACE, MARK, BEGUN = "plan", "tuner", "place", "mark", "begun_s"
-OUTCOME, RATE, EARLIER = "outcome", "tokens_per_s", "earlier_s"
+OUTCOME, RATE, EARLIER, SHARED = "outcome", "tokens_per_s", "earlier_s", "shared"
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,14 @@ class Finished:
 
     Attributes:
         earlier_s: seconds in trials of the same plan that failed and that this one took the place of.
+        shared: whether a trial of another search may have used the same devices meanwhile.
     """
 
     number: int
     plan: Plan
     outcome: TrialOutcome
     earlier_s: float = 0.0
+    shared: bool = False
 
     @property
     def seconds(self) -> float:
@@ -85,7 +88,8 @@ def finished_of(trial: FrozenTrial, plan: Plan) -> Finished:
     """A trial of `plan` that ended. Raises UserError if what is stored of it is damaged."""
     outcome = outcome_of(trial)
     try:
-        return Finished(trial.number, plan, outcome, float(trial.user_attrs.get(EARLIER, 0.0)))
+        earlier_s, shared = float(trial.user_attrs.get(EARLIER, 0.0)), bool(trial.user_attrs.get(SHARED, False))
+        return Finished(trial.number, plan, outcome, earlier_s, shared)
     except (TypeError, ValueError) as error:
         raise UserError(f"the study's database is damaged: trial {trial.number}: {error}") from None
 

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -22,6 +22,8 @@ from autotune.profiling.process_tree import place, started_at
 from autotune.space.cluster import ClusterSpec
 
 __all__ = ["Tuner", "Watch", "local_clock_s", "share_devices", "this_tuner"]
+
+_NODES = "nodes:"
 
 
 @dataclass(frozen=True)
@@ -65,26 +67,39 @@ def local_clock_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.time()
 
 
-def this_tuner(cluster: ClusterSpec) -> Tuner:
-    """This process, under a new key."""
+def this_tuner(cluster: ClusterSpec, nodes: Sequence[str] = ()) -> Tuner:
+    """This process, under a new key.
+
+    Args:
+        nodes: that its trials run on; empty: on this machine.
+    """
     return Tuner(
         key=uuid.uuid4().hex,
         host=socket.gethostname()[:200],
         place=place(),
         pid=os.getpid(),
         created=started_at(os.getpid()),
-        devices=_devices(cluster.device),
+        devices=_NODES + ",".join(nodes) if nodes else _devices(cluster.device),
     )
 
 
 def share_devices(one: Tuner, other: Tuner) -> bool:
     """Whether trials of both may run on the same devices."""
+    if any(tuner.devices.startswith(_NODES) for tuner in (one, other)):
+        return not _machines(one).isdisjoint(_machines(other))
     if one.place.split("/")[0] != other.place.split("/")[0]:
         return False
     kinds, sets = zip(*(tuner.devices.split(":", 1) for tuner in (one, other)), strict=True)
     if kinds[0] != kinds[1]:
         return False
     return "all" in sets or not set(sets[0].split(",")).isdisjoint(sets[1].split(","))
+
+
+def _machines(tuner: Tuner) -> set[str]:
+    """Names of those that its trials run on."""
+    if tuner.devices.startswith(_NODES):
+        return set(tuner.devices.removeprefix(_NODES).split(","))
+    return {tuner.host}
 
 
 @dataclass

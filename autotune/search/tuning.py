@@ -267,7 +267,7 @@ class Tuning:
             return True
         if outcome.state == "launcher":
             self.given_up.add(fingerprint)
-        row = self._remember(finished)
+        row = self._remember(replace(finished, shared=self.store.shares_devices))
         self._apply_history([row])
         self.observer.trial_ended(row, fastest(tuple(self.book.rows.values())), self._outlook())
         return True
@@ -280,10 +280,10 @@ class Tuning:
         return row
 
     def _apply_history(self, rows: list[Row]) -> None:
-        # Beside a trial of another tuner on the same device, running out of memory proves nothing of the plan.
-        proves = self.options.fidelity == "run" and not self.store.shares_devices
-        if proves and any(row.state == "oom" for row in rows):
-            for reason in self.book.refuse_by_history():
+        if self.options.fidelity == "run" and any(row.state == "oom" for row in rows):
+            # Beside a trial of another tuner on the same device, running out of memory proves nothing of the plan.
+            proving = {fingerprint for fingerprint, one in self.by_plan.items() if not one.shared}
+            for reason in self.book.refuse_by_history(proving):
                 self.observer.note(f"refused without a trial: {reason}")
 
     def _row(self, finished: Finished) -> Row:

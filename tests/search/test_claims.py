@@ -225,6 +225,16 @@ def test_devices_are_shared_on_one_machine_only_and_where_the_sets_meet() -> Non
     assert share_devices(tuner("a/1", "accelerator:all"), tuner("a/1", "accelerator:0"))
 
 
+def test_searches_over_nodes_share_devices_where_their_nodes_meet_whatever_started_them() -> None:
+    one, two = this_tuner(CLUSTER, ["a", "b"]), dataclasses.replace(this_tuner(CLUSTER, ["b", "c"]), place="elsewhere")
+    assert share_devices(one, two)
+    assert not share_devices(one, this_tuner(CLUSTER, ["c"]))
+    on_a_node = dataclasses.replace(this_tuner(CLUSTER), host="c")
+    assert share_devices(two, on_a_node)
+    assert share_devices(on_a_node, two)
+    assert not share_devices(one, on_a_node)
+
+
 def test_a_database_that_restarts_is_waited_for_and_nothing_is_lost(
     postgres: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

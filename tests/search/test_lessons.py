@@ -121,7 +121,12 @@ def test_out_of_memory_beside_a_search_on_the_same_devices_proves_nothing(
     only_pipelines_of_two(bench)
     shared = property(lambda store: True, lambda store, value: None)
     monkeypatch.setattr("autotune.search.store.Store.shares_devices", shared, raising=False)
-    result = bench.here(refuse_by_estimate=False)
+    result = bench.here(refuse_by_estimate=False, trials=4)
+    assert (result.refused_by_history, len(bench.launches())) == (0, 4)
+    # A search that goes on alone knows of it.
+    monkeypatch.undo()
+    assert any(row["state"] == "oom" for row in bench.table())
+    result = bench.here(refuse_by_estimate=False, resume=True)
     assert (result.refused_by_history, len(bench.launches())) == (0, 6)
 
 
