@@ -265,17 +265,21 @@ class Claims:
 
         return self._changed(change)
 
-    def adopt(self, outcomes: Mapping[str, int], living: Collection[str]) -> None:
+    def adopt(self, outcomes: Mapping[str, int]) -> None:
         """Claims for finished trials that have none, and none for plans of tuners that no longer are.
+
+        Nothing happens while another tuner is known: what it holds is its own.
 
         Args:
             outcomes: the first finished trial of every plan.
-            living: keys of the tuners that may hold claims.
         """
 
         def change(connection: Connection) -> None:
+            known = {tuner.key for tuner in self._tuners(connection)}
+            if known - {self.me.key}:
+                return
             claims = self._all(connection)
-            gone = {claim.owner for claim in claims.values() if claim.state == "held"} - set(living)
+            gone = {claim.owner for claim in claims.values() if claim.state == "held"} - known
             lost = {fingerprint for owner in gone for fingerprint in self._drop(connection, owner)}
             for fingerprint, trial in outcomes.items():
                 if fingerprint not in claims or fingerprint in lost:

@@ -289,8 +289,7 @@ class Store:
         for trial in trials:
             if is_telling(trial):
                 outcomes.setdefault(trial.user_attrs[PLAN], trial.number)
-        if living <= {self._claims.me.key}:
-            self._claims.adopt(outcomes, living)
+        self._claims.adopt(outcomes)
         self._close_all([trial for trial in trials if trial.user_attrs.get(TUNER) not in living])
 
     def _bury(self, tuner: Tuner) -> list[str]:

@@ -116,6 +116,16 @@ def test_tuners_that_open_a_new_database_at_once_share_its_plans_and_keep_to_a_l
     assert len({one.plan for one in finished}) == 25
 
 
+def test_cleaning_up_leaves_the_claims_of_a_search_that_joined_meanwhile(study: Study) -> None:
+    fingerprint, plan = next(iter(PLANS.items()))
+    with study.store(study.tuner(place="elsewhere")) as other, study.store(study.tuner()) as late:
+        mine = other.begin(plan, fingerprint, anything)
+        assert mine is not None
+        late._claims.adopt({})  # as if it had looked for others before that one came
+        assert late.begin(plan, fingerprint, anything) is None
+        assert other.finish(mine, DONE, 1.0)
+
+
 def test_outcome_of_a_tuner_that_lost_its_claim_does_not_count(study: Study) -> None:
     fingerprint, plan = next(iter(PLANS.items()))
     with study.store(study.tuner(place="elsewhere")) as slow, study.store(study.tuner(), grace_s=1.0) as other:
