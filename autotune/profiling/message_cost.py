@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
 from autotune.profiling.device import Device
@@ -129,19 +130,18 @@ def _run_pipeline(
             samples[item.kind, item.stage].append(seconds.cpu_s)
         between.append((cpu - sum(seconds.cpu_s for _, seconds in passes)) / len(passes))
         walls.append(wall)
-    mine = (
-        training.mesh.pp_rank,
-        {key: statistics.median(times) for key, times in samples.items()},
-        statistics.median(between),
-        walls,
-    )
-    ranks: list[tuple[int, dict[tuple[str, int], float], float, list[float]]] = [mine] * dist.get_world_size()
-    dist.all_gather_object(ranks, mine)
-    slowest: dict[tuple[str, int], float] = defaultdict(float)
-    for _, times, _, _ in ranks:
-        for key, time_s in times.items():
-            slowest[key] = max(slowest[key], time_s)
-    first, second = (statistics.fmean(rank[2] for rank in ranks if rank[0] == stage) for stage in (0, 1))
-    wall_s = statistics.median(max(step) for step in zip(*(rank[3] for rank in ranks), strict=True))
+    # By rank, the first device's replicas first: its own medians of F, BW and the time between, then the walls.
+    here = training.mesh.pp_rank
+    mine = [statistics.median(samples[kind, here]) for kind in ("F", "BW")]
+    vector = torch.tensor([*mine, statistics.median(between), *walls], dtype=torch.float64)
+    gathered = [torch.empty_like(vector) for _ in range(2 * dp)]
+    dist.all_gather(gathered, vector)
+    ranks: list[list[float]] = [row.tolist() for row in gathered]
+    devices = (ranks[:dp], ranks[dp:])
+    slowest = {
+        (kind, stage): max(rank[k] for rank in devices[stage]) for stage in (0, 1) for k, kind in enumerate(("F", "BW"))
+    }
+    first, second = (statistics.fmean(rank[2] for rank in replicas) for replicas in devices)
+    wall_s = statistics.median(max(step) for step in zip(*(rank[3:] for rank in ranks), strict=True))
     tokens = size * model.sequence_length * model.hidden
     return _Pipeline(slowest, (first, second), wall_s, tokens * training.model.dtype.itemsize)
