@@ -18,7 +18,7 @@ from autotune.search.database import Database
 from autotune.search.identity import Changes, changes
 from autotune.search.options import SearchOptions
 from autotune.search.sealed import is_salted, sealed
-from autotune.search.sqlite_file import sqlite_path
+from autotune.search.sqlite_file import require_usable, sqlite_path
 from autotune.search.storage_url import check_url, shown_url
 from autotune.search.store import Store
 from autotune.search.tables import create_tables
@@ -32,6 +32,7 @@ __all__ = ["open_store", "sqlite_url"]
 _IDENTITY, _MARK = "identity", "study_id"
 # How long a tuner on another machine is listened to before a study may be deleted or changed: two of its beats.
 _LISTEN_S = 11.0
+_NO_DELETE = "--fresh can't delete it"
 
 
 def sqlite_url(path: Path) -> str:
@@ -87,6 +88,42 @@ def open_store(
         raise
 
 
+def require_deletable(path: Path, name: str, me: Tuner) -> None:
+    """Look whether the database file of a study may be deleted; one that can't be read is of no use to anybody.
+
+    Args:
+        name: of the study that is to be deleted.
+        me: whoever would delete it.
+
+    Raises:
+        UserError: another search is at work on the study, or the file holds other studies, too.
+    """
+    url = sqlite_url(path)
+    try:
+        require_usable(url)
+    except UserError:
+        return
+    if not path.is_file() or path.stat().st_size == 0:
+        return
+    database = Database(url)
+    try:
+        try:
+            database.prepare(create_tables)
+            names = database.run(lambda: optuna.get_all_study_names(database.storage))
+        except UserError:
+            return
+        if others := sorted(set(names) - {name}):
+            raise UserError(
+                f"{database.shown} also holds other studies ({', '.join(map(repr, others))}), which --fresh would "
+                f"delete with {name!r}; give this search another --name"
+            )
+        if name in names:
+            study = optuna.load_study(study_name=name, storage=database.storage)
+            _require_alone(Claims(database, study._study_id, me), _NO_DELETE)
+    finally:
+        database.close()
+
+
 def _require_file(url: str, name: str) -> None:
     """A file that is not there, or empty, holds no study; opening it would make it."""
     path = sqlite_path(url)
@@ -140,7 +177,7 @@ def _study(
 def _delete(database: Database, name: str, me: Tuner) -> None:
     study = optuna.load_study(study_name=name, storage=database.storage)
     claims = Claims(database, study._study_id, me)
-    _require_alone(claims, "--fresh can't delete it")
+    _require_alone(claims, _NO_DELETE)
     if (row := claims.study_row()) is not None:
         claims.forget_study(row.mark)
     database.run(lambda: optuna.delete_study(study_name=name, storage=database.storage))

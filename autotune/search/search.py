@@ -17,10 +17,11 @@ from autotune.search.forecast import Forecaster, forecast_all
 from autotune.search.identity import identity
 from autotune.search.interrupt import Interrupt
 from autotune.search.observer import Observer, Silent
-from autotune.search.opening import open_store, sqlite_url
+from autotune.search.opening import open_store, require_deletable, sqlite_url
 from autotune.search.options import Ended, Isolation, SearchOptions, SearchResult
 from autotune.search.ranking import rank
 from autotune.search.sqlite_file import require_usable, sqlite_path
+from autotune.search.tuners import this_tuner
 from autotune.search.tuning import Tuning
 from autotune.search.worker_plans import settle_worker
 from autotune.space.space import Space
@@ -61,6 +62,7 @@ def search(
         if clear_first:
             if options.storage is not None:
                 require_usable(url)
+            require_deletable(folder.database, options.folder.name, this_tuner(space.cluster))
             folder.clear()
         predictor = forecaster.identity() if forecaster is not None and options.fidelity == "predict" else None
         opened = open_store(

@@ -57,6 +57,12 @@ class Bench:
         assert old in text
         (self.path / "tiny.yaml").write_text(text.replace(old, new))
 
+    def keep_three_plans(self, others: str) -> None:
+        """One plan of 1f1b, and one each of the two schedules that are named."""
+        self.edit_space("pp: [1, 2, 4]", "pp: [2]")
+        self.edit_space("tp: [1, 3]", "tp: [1]")
+        self.edit_space("interleaved-1f1b, zb-h1, v-min", others)
+
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "autotune.cli", *arguments]
 

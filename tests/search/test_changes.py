@@ -7,7 +7,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from conftest import Bench, Notes
+from conftest import Bench, Notes, wait_until
 
 from autotune.errors import UserError
 from autotune.profiling.hosts import Hosts
@@ -154,6 +154,28 @@ def test_a_fresh_start_whose_database_refuses_deletes_nothing(small: Bench) -> N
     with pytest.raises(UserError, match="refused"):
         small.here(fresh=True, storage="postgresql://nobody@127.0.0.1:1/none")
     assert everything_in(small.path) == done
+
+
+def test_a_fresh_start_deletes_no_database_that_a_search_in_another_folder_uses(small: Bench) -> None:
+    small.here(trials=1)
+    done = everything_in(small.study)
+    storage = f"sqlite:///{small.study / 'study.db'}"
+    small.tell_worker({"do": "sleep"})
+    # The same study, joined from a folder elsewhere.
+    joined = small.start("--resume", "--results-dir", "elsewhere", "--storage", storage)
+    wait_until(lambda: len(small.launches()) == 2, limit_s=60)
+    with pytest.raises(UserError, match=f"another search .process {joined.pid}.* is running on this study"):
+        small.here(fresh=True)
+    joined.kill()
+    joined.communicate()
+    assert done <= everything_in(small.study)
+    # Another study in the same file, which is over.
+    small.tell_worker()
+    small.here(trials=1, storage=storage, folder=small.path / "results" / "other")
+    with pytest.raises(UserError, match=r"also holds other studies \('other'\).*give this search another --name"):
+        small.here(fresh=True)
+    assert done <= everything_in(small.study)
+    small.here(trials=1, resume=True)
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])

@@ -32,9 +32,7 @@ FAMILIES = ("1f1b", "interleaved-1f1b", "zb-h1")
 @pytest.fixture
 def three(bench: Bench) -> Bench:
     """A space of one plan each of three schedules."""
-    bench.edit_space("pp: [1, 2, 4]", "pp: [2]")
-    bench.edit_space("tp: [1, 3]", "tp: [1]")
-    bench.edit_space("interleaved-1f1b, zb-h1, v-min", "interleaved-1f1b, zb-h1")
+    bench.keep_three_plans("interleaved-1f1b, zb-h1")
     return bench
 
 

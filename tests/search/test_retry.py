@@ -34,9 +34,7 @@ DONE = TrialOutcome("ok", "", None, "2026-01-01T00:00:00+00:00", 1.0)
 @pytest.fixture
 def three(bench: Bench) -> Bench:
     """A space of three plans of three schedules."""
-    bench.edit_space("pp: [1, 2, 4]", "pp: [2]")
-    bench.edit_space("tp: [1, 3]", "tp: [1]")
-    bench.edit_space("interleaved-1f1b, zb-h1, v-min", "zb-h1, v-min")
+    bench.keep_three_plans("zb-h1, v-min")
     return bench
 
 
