@@ -56,7 +56,7 @@ class Profile:
     """What a plan is expected to take, from its measured stages.
 
     Attributes:
-        measurement: simulated, so `clock` is `virtual`, also where it tells what the wall clock of a run would; peaks are
+        measurement: simulated, so `clock` is `virtual`, also where it stands for the wall clock of a run; peaks are
             those of all ranks, as a run reports them.
         breakdown: where the step of the device that ends last goes.
         memory: of every pipeline device at its peak (its tp and dp ranks are alike).
