@@ -109,7 +109,7 @@ def _first_failure(trial: _Trial) -> RankFailure | RankExit | None:
     for rank, end in trial.exits.items():
         if rank not in spoke and end.exit_code != 0 and not _ended_by_us(end, trial):
             # Its peers may have written down that they lost it before its end was noticed.
-            late_s = _NOTICED_LATE_S if end.signal in _NO_CONSEQUENCE else 0.0
+            late_s = _NOTICED_LATE_S if end.ended_by in _NO_CONSEQUENCE else 0.0
             failures.append((trial.at(rank, end.ended_at) - late_s, rank, end))
     if trial.ending.kind == "launcher" and (lost_at := trial.ending.cut_at) is not None:
         failures = [failure for failure in failures if failure[0] < lost_at]  # the others had lost a node
@@ -139,7 +139,7 @@ def _reported(trial: _Trial, failure: RankFailure) -> tuple[State, str]:
 def _silent_death(trial: _Trial, end: RankExit) -> tuple[State, str]:
     """A rank that ended without a word: by a signal or with an exit code."""
     lines = last_lines(trial.folder / f"rank-{end.rank}.log")
-    number = end.signal
+    number = end.ended_by
     if number is None and trial.shell and end.exit_code is not None and 128 < end.exit_code < 160:
         number = end.exit_code - 128
     if number == signal.SIGTERM and end.signal == number:

@@ -75,6 +75,7 @@ def main(
             "signal": ended_by,
             "ended_at": time.time(),
             "asked": ended_by in asked,
+            "interrupted": signal.SIGINT in asked,
             "peak_rss_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         },
     )

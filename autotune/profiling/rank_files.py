@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,7 @@ class RankExit:
         ended_at: UNIX time.
         asked: the signal that ended it came by way of its `rank_entry`, as a launcher sends it; False: straight from
             somebody else.
+        interrupted: it was sent SIGINT by that way. A Python that is still starting ends with exit code 1 by it.
     """
 
     rank: int
@@ -62,6 +64,12 @@ class RankExit:
     ended_at: float
     peak_rss_bytes: int
     asked: bool = True
+    interrupted: bool = False
+
+    @property
+    def ended_by(self) -> int | None:
+        """The signal that ended it; None if it ended by itself."""
+        return signal.SIGINT if self.signal is None and self.exit_code != 0 and self.interrupted else self.signal
 
 
 @dataclass(frozen=True)

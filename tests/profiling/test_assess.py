@@ -6,13 +6,16 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_launcher import FAKE, fake, make_request
+from test_launcher import FAKE, fake, make_request, wait_until
 
+from autotune.profiling import rank_entry
 from autotune.profiling.assess import assess
 from autotune.profiling.command import parse_worker
 from autotune.profiling.launcher import launch
@@ -379,3 +382,21 @@ def test_rank_ended_by_a_signal_is_the_cause_though_its_peer_told_first_that_it_
     path.write_text(json.dumps(json.loads(path.read_text()) | {"asked": asked}))
     outcome = assess(make_request(), replace(EXITED, exit_code=1), tmp_path)
     assert (outcome.state, told in outcome.reason) == (state, True), outcome.reason
+
+
+def test_rank_that_sigint_ended_while_its_python_started_was_killed_whatever_its_exit_code(tmp_path: Path) -> None:
+    command = "trap 'echo KeyboardInterrupt; exit 1' INT; echo ready; while :; do sleep 0.05; done"
+    entry = Path(rank_entry.__file__)
+    environment = os.environ | {"RANK": "0"}
+    rank = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(entry), "--no-hooks", str(tmp_path), "sh", "-c", command], env=environment
+    )
+    wait_until(lambda: (tmp_path / "rank-0.log").exists() and "ready" in (tmp_path / "rank-0.log").read_text())
+    rank.send_signal(signal.SIGINT)
+    assert rank.wait(timeout=30) == 1
+    write_exit(tmp_path, 1, None, signal.SIGTERM, 1e12)
+    outcome = assess(make_request(), replace(EXITED, exit_code=1), tmp_path)
+    assert (outcome.state, "rank 0 was killed by SIGINT" in outcome.reason) == ("killed", True), outcome.reason
+    # The same end without a signal is the rank's own failure.
+    write_exit(tmp_path, 0, 1, None, 1.0)
+    assert assess(make_request(), replace(EXITED, exit_code=1), tmp_path).state == "failed"
