@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,6 +26,17 @@ __all__ = ["Ended", "Isolation", "SearchOptions", "SearchResult"]
 
 Ended = Literal["complete", "converged", "trials", "timeout", "device-hours", "failing", "interrupted"]
 Isolation = Literal["pool", "trial"]
+
+MOST_SEED = 2**31 - 1
+"""Of numpy's, which Optuna's samplers use, with room for what they add to it."""
+
+# Limits of time -> their unit, and what holds without them.
+_LIMITS = {
+    "timeout_s": ("seconds", "no limit"),
+    "device_hours": ("hours", "no limit"),
+    "trial_timeout_s": ("seconds", "the space's trial.timeout_s"),
+    "hang_timeout_s": ("seconds", "the space's trial.hang_timeout_s"),
+}
 
 
 @dataclass(frozen=True)
@@ -91,14 +103,15 @@ class SearchOptions:
             raise UserError("--adopt takes over rows of a study that --resume goes on with; give both")
         if self.retry_failed and not self.resume:
             raise UserError("--retry-failed runs failed plans of a study again that --resume goes on with; give both")
-        for name in ("timeout_s", "trial_timeout_s", "hang_timeout_s"):
+        for name, (unit, unset) in _LIMITS.items():
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"--{name.removesuffix('_s').replace('_', '-')} must be above 0 seconds, not {value}")
-        if self.device_hours is not None and not self.device_hours > 0:
-            raise UserError(f"--device-hours must be above 0, not {self.device_hours}")
-        if not self.takeover_s >= 1:
-            raise UserError(f"--takeover-after must be at least 1 second, not {self.takeover_s}")
+            if value is not None and not 0 < value < math.inf:
+                option = f"--{name.removesuffix('_s').replace('_', '-')}"
+                raise UserError(f"{option} must be above 0 {unit} and finite, not {value:g}; leave it out for {unset}")
+        if not 1 <= self.takeover_s < math.inf:
+            raise UserError(f"--takeover-after must be at least 1 second and finite, not {self.takeover_s:g}")
+        if not 0 <= self.seed <= MOST_SEED:
+            raise UserError(f"--seed must be a whole number from 0 to {MOST_SEED}, not {self.seed}")
         if self.final is not None and self.final < 0:
             raise UserError(f"--final must be at least 0, not {self.final}")
         if self.final_rounds < LEAST_ROUNDS:
