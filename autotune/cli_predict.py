@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,36 +29,64 @@ def predict(
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="where the time and the memory of the plan go")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-    top: Annotated[int, typer.Option(min=1, help="plans to print, fastest that fit first")] = 10,
+    top: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="plans to print: fastest that fit first, then those over the memory limit by no more than the model's error",
+        ),
+    ] = 10,
     stack: Stack = None,
     assume: Assume = "",
     calibrated_by: CalibratedBy = None,
     machine: Annotated[str, typer.Option(help="machine numbers to change: name=value;name=value")] = "",
 ) -> None:
     """Predict step time and peak memory of one plan, or rank all plans of a space, without running anything."""
+    from autotune.cost.explain import OVER_LIMIT, over_limit_legend, summary_line, to_dict
     from autotune.cost.explain import explain as explained
-    from autotune.cost.explain import summary_line, to_dict
 
     loaded, fixed = _load(space)
     predictor = _predictor(loaded, stack, assume, calibrated_by, machine)
     limit = loaded.cluster.memory_limit_bytes
     plans = [fixed] if fixed is not None else _matching(loaded, plan)
+
+    def tell(predictions: list[Any]) -> None:
+        told = [explained(one, limit) if explain else summary_line(one, limit) for one in predictions]
+        refusals = ["" if explain else one.refusal(limit) for one in predictions]
+        between = "\n" if explain and len(told) > 1 else ""
+        for text, refusal in zip(told, refusals, strict=True):
+            typer.echo((f"{text}\n  {refusal}" if refusal else text) + between)
+        if any(OVER_LIMIT in summary_line(one, limit) for one in predictions):
+            typer.echo(over_limit_legend(limit))
+
     if len(plans) == 1:
         only = predictor.predict(plans[0], exact=True)
         if as_json:
             typer.echo(json.dumps(to_dict(only, limit), indent=2))
         else:
-            typer.echo(explained(only, limit) if explain else _line(only, limit, summary_line(only)))
+            tell([only])
         return
-    ranked = sorted(map(predictor.predict, _told(plans)), key=lambda p: (p.refusal(limit) is not None, p.step_time_s))
+    ranked = sorted(map(predictor.predict, _told(plans)), key=lambda one: _rank(one, limit))
     if as_json:
         typer.echo(json.dumps([to_dict(prediction, limit) for prediction in ranked[:top]], indent=2))
         return
-    fitting = sum(prediction.refusal(limit) is None for prediction in ranked)
-    typer.echo(f"{len(ranked)} plans, {fitting} not refused for memory; the first {min(top, len(ranked))}:")
-    for prediction in ranked[:top]:
-        best = predictor.predict(prediction.plan, exact=True) if explain else prediction
-        typer.echo(explained(best, limit) + "\n" if explain else _line(prediction, limit, summary_line(prediction)))
+    typer.echo(f"{_counts(ranked, limit)}; the first {min(top, len(ranked))}:")
+    tell([predictor.predict(one.plan, exact=True) if explain else one for one in ranked[:top]])
+
+
+def _rank(prediction: Any, limit: float | None) -> tuple[bool, bool, float]:
+    """Plans that fit before those that fit only if the prediction is too high, and these before refused ones."""
+    return prediction.refusal(limit) is not None, not prediction.fits(limit), prediction.step_time_s
+
+
+def _counts(predictions: list[Any], limit: float | None) -> str:
+    """How many plans fit, how many don't but aren't refused, and how many are refused."""
+    from autotune.cost.explain import OVER_LIMIT
+
+    fit = sum(one.fits(limit) for one in predictions)
+    refused = sum(one.refusal(limit) is not None for one in predictions)
+    over = len(predictions) - fit - refused
+    return f"{len(predictions)} plans: {fit} fit, {over} {OVER_LIMIT}, {refused} refused for memory"
 
 
 def validate(
@@ -186,10 +213,9 @@ def _predictor(space: Any, stack: str | None, assume: str, calibrated_by: Path |
     return Predictor(space.model, space.cluster, space.training, assumptions, figures.with_numbers(**changes))
 
 
-_MAY_BE_ZERO = ("kernel_s", "visit_s", "layer_host_s")
-
-
 def _numbers(text: str, known: list[str]) -> Iterator[tuple[str, float]]:
+    from autotune.space.machine import out_of_range
+
     for setting in filter(None, (part.strip() for part in text.split(";"))):
         name, _, value = setting.partition("=")
         if name not in known or name == "name":
@@ -198,12 +224,6 @@ def _numbers(text: str, known: list[str]) -> Iterator[tuple[str, float]]:
             number = float(value)
         except ValueError:
             raise UserError(f"--machine: {name} must be a number, not {value!r}") from None
-        least = "0 or more" if name in _MAY_BE_ZERO else "above 0"
-        if not math.isfinite(number) or number < 0 or (number == 0 and name not in _MAY_BE_ZERO):
-            raise UserError(f"--machine: {name} must be {least}, not {value}")
+        if problem := out_of_range(name, number):
+            raise UserError(f"--machine: {name} {problem}, not {value.strip()}")
         yield name, number
-
-
-def _line(prediction: Any, limit: float | None, line: str) -> str:
-    refusal = prediction.refusal(limit)
-    return f"{line}\n  {refusal}" if refusal else line

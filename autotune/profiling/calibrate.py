@@ -13,6 +13,7 @@ from autotune.profiling.host_ranks import run_ranks
 from autotune.profiling.profile_cache import hardware
 from autotune.space.cluster import ClusterSpec, Link
 from autotune.space.cluster_file import read_device, read_machine_section
+from autotune.space.machine import LEGAL, out_of_range
 from autotune.space.resolve import resolve_machine
 
 __all__ = ["Calibration", "calibrate", "cluster_file", "fit_link", "fit_matmuls", "read_calibrated", "read_machine"]
@@ -91,9 +92,13 @@ def cluster_file(calibration: Calibration, cluster: ClusterSpec) -> str:
 
     Where a link was measured, all bandwidths are those that are reached and `link_efficiency` is 1: the share of the
     nominal one between nodes that predictions assume is taken off here.
+
+    Raises:
+        UserError: a figure came out beyond its legal range, which no cluster file may hold.
     """
     import yaml
 
+    _require_legal(calibration.machine)
     inside, share = calibration.link or cluster.intra_node, 1.0
     if calibration.link is not None:
         share = (catalogue().get(cluster.device) or Machine).link_efficiency
@@ -130,6 +135,15 @@ def cluster_file(calibration: Calibration, cluster: ClusterSpec) -> str:
         )
     )
     return head + yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110)
+
+
+def _require_legal(machine: Machine) -> None:
+    for name in LEGAL:
+        value = getattr(machine, name)
+        if value is not None and (problem := out_of_range(name, value)):
+            raise UserError(
+                f"calibration failed: {name} {problem}, but came out as {value:g}; try again on an idle machine"
+            )
 
 
 def read_machine(path: Path) -> Machine:

@@ -2,11 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from autotune.space.training import DType
 
-__all__ = ["Machine"]
+__all__ = ["LEGAL", "Legal", "Machine", "out_of_range"]
+
+
+@dataclass(frozen=True)
+class Legal:
+    """The values that a figure may have: finite, above `low` (or equal to it with `closed`), and at most `high`."""
+
+    low: float = 0.0
+    closed: bool = False
+    high: float = math.inf
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` is one of them; nan and infinities never are."""
+        above = value >= self.low if self.closed else value > self.low
+        return above and value <= self.high and value < math.inf
+
+    def __str__(self) -> str:
+        least = f"{'at least' if self.closed else 'above'} {self.low:g}"
+        return f"finite and {least}" if self.high == math.inf else f"{least} and at most {self.high:g}"
+
+
+_ABOVE_ZERO = Legal()
+_SHARE = Legal(high=1.0)
+_SECONDS = Legal(closed=True, high=1.0)
+
+LEGAL: dict[str, Legal] = {
+    "peak_flops": _ABOVE_ZERO,
+    "peak_flops_float32": _ABOVE_ZERO,
+    "memory_bytes": _ABOVE_ZERO,
+    "memory_bytes_per_s": _ABOVE_ZERO,
+    "efficiency": _SHARE,
+    "kernel_s": _SECONDS,
+    "memory_efficiency": _SHARE,
+    # Relative to a large matmul, not to a peak: attention may be somewhat faster than the matmuls of a poor library.
+    "attention_efficiency": Legal(high=1.5),
+    "link_efficiency": _SHARE,
+    "visit_s": _SECONDS,
+    "layer_host_s": _SECONDS,
+}
+"""The legal range of each figure of a `Machine`, wherever it comes from."""
+
+
+def out_of_range(name: str, value: float) -> str | None:
+    """What is wrong with a figure's value, to be said after it; None if it is legal."""
+    legal = LEGAL[name]
+    return None if legal.holds(value) else f"must be {legal}"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from pydantic import (
     StrictBool,
     StrictInt,
     StrictStr,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -24,6 +26,7 @@ from pydantic_core import PydanticCustomError
 from autotune.errors import UserError
 from autotune.schedules import registry
 from autotune.space.devices import DEVICES
+from autotune.space.machine import LEGAL, out_of_range
 from autotune.space.plan import Recompute
 from autotune.space.units import parse_bandwidth, parse_size, parse_time
 from autotune.space.worker_section import WorkerSection
@@ -82,7 +85,7 @@ def _as_list(value: Any) -> Any:
 
 Count = Annotated[StrictInt, Field(ge=1, le=2**31 - 1)]
 Number = Annotated[float, BeforeValidator(_number_from_text), Field(gt=0, allow_inf_nan=False)]
-AtLeastZero = Annotated[float, BeforeValidator(_number_from_text), Field(ge=0, allow_inf_nan=False)]
+Figure = Annotated[float, BeforeValidator(_number_from_text)]
 Fraction = Annotated[float, BeforeValidator(_number_from_text), Field(gt=0, le=1)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Time = Annotated[float, BeforeValidator(parse_time)]
@@ -165,17 +168,24 @@ class MachineSection(_Section):
     """Figures of one device for predictions, as `autotune calibrate` writes them; see `autotune.space.machine`."""
 
     name: StrictStr | None = Field(None, description="name of the device; default: cluster.device")
-    peak_flops: Number = Field(description="dense matmul FLOP/s of half precision")
-    peak_flops_float32: Number = Field(description="dense matmul FLOP/s of float32")
-    memory_bytes: Number | None = Field(None, description="memory of the device")
-    memory_bytes_per_s: Number = Field(description="bandwidth of the device's memory")
-    efficiency: Number = Field(1.0, description="share of the peak that large matmuls reach")
-    kernel_s: AtLeastZero = Field(0.0, description="fixed seconds of a kernel")
-    memory_efficiency: Number = Field(0.85, description="share of the memory's bandwidth that kernels reach")
-    attention_efficiency: Number = Field(0.75, description="FLOP/s of attention relative to a large matmul")
-    link_efficiency: Number = Field(0.8, description="share of a link's bandwidth that messages reach")
-    visit_s: AtLeastZero = Field(0.0, description="seconds lost on each visit of a microbatch to a stage")
-    layer_host_s: AtLeastZero = Field(0.0, description="least seconds of one layer's passes together")
+    peak_flops: Figure = Field(description="dense matmul FLOP/s of half precision")
+    peak_flops_float32: Figure = Field(description="dense matmul FLOP/s of float32")
+    memory_bytes: Figure | None = Field(None, description="memory of the device")
+    memory_bytes_per_s: Figure = Field(description="bandwidth of the device's memory")
+    efficiency: Figure = Field(1.0, description="share of the peak that large matmuls reach")
+    kernel_s: Figure = Field(0.0, description="fixed seconds of a kernel")
+    memory_efficiency: Figure = Field(0.85, description="share of the memory's bandwidth that kernels reach")
+    attention_efficiency: Figure = Field(0.75, description="FLOP/s of attention relative to a large matmul")
+    link_efficiency: Figure = Field(0.8, description="share of a link's bandwidth that messages reach")
+    visit_s: Figure = Field(0.0, description="seconds lost on each visit of a microbatch to a stage")
+    layer_host_s: Figure = Field(0.0, description="least seconds of one layer's passes together")
+
+    @field_validator(*LEGAL)
+    @classmethod
+    def _legal(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.field_name and (problem := out_of_range(info.field_name, value)):
+            raise ValueError(problem)
+        return value
 
 
 class ClusterSection(_Section):

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from autotune.cli import app as whole_command_line
 from autotune.cli_predict import mount
+from autotune.cost.devices import machine
 from autotune.cost.predict import Predictor
 from autotune.errors import UserError
-from autotune.profiling.calibrate import read_machine
+from autotune.profiling.calibrate import Calibration, cluster_file, read_machine
 from autotune.results.table import read_csv
 from autotune.space.plan import Plan
 from autotune.space.space import load_space
@@ -201,3 +202,41 @@ def test_the_software_follows_from_the_spaces_worker(app: typer.Typer, tmp_path:
 def test_mistakes_are_told(app: typer.Typer, arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         _run(app, "predict", SPACE, *arguments)
+
+
+BASE = {"peak_flops": 1e12, "peak_flops_float32": 1e12, "memory_bytes_per_s": 1e10}
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "rule"),
+    [
+        ("efficiency", "50", "above 0 and at most 1"),
+        ("efficiency", "0", "above 0 and at most 1"),
+        ("memory_efficiency", "1.01", "above 0 and at most 1"),
+        ("link_efficiency", "5", "above 0 and at most 1"),
+        ("link_efficiency", "nan", "above 0 and at most 1"),
+        ("attention_efficiency", "1.6", "above 0 and at most 1.5"),
+        ("kernel_s", "-1", "at least 0 and at most 1"),
+        ("visit_s", "inf", "at least 0 and at most 1"),
+        ("layer_host_s", "2", "at least 0 and at most 1"),
+        ("peak_flops", "inf", "finite and above 0"),
+        ("peak_flops_float32", "-1", "finite and above 0"),
+        ("memory_bytes_per_s", "0", "finite and above 0"),
+        ("memory_bytes", "nan", "finite and above 0"),
+    ],
+)
+def test_a_figure_beyond_its_legal_range_is_refused_wherever_it_enters(
+    app: typer.Typer, tmp_path: Path, figure: str, value: str, rule: str
+) -> None:
+    with pytest.raises(UserError, match=rf"--machine: {figure} must be {rule}, not {value}"):
+        _run(app, "predict", SPACE, "--machine", f"{figure}={value}")
+    figures = BASE | {figure: float(value)}
+    with pytest.raises(UserError, match=rf"cluster\.machine\.{figure}: .* must be {rule}"):
+        _run(app, "predict", _space(tmp_path, cluster__machine=figures))
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump({"machine": figures}))
+    with pytest.raises(UserError, match=rf"machine\.{figure}: .* must be {rule}"):
+        _run(app, "predict", SPACE, "--calibrated-by", str(file))
+    written = machine("cpu").with_numbers(**{figure: float(value)})
+    with pytest.raises(UserError, match=f"{figure} must be {rule}, but came out as"):
+        cluster_file(Calibration(written, None, {}, ()), load_space(SPACE).cluster)
