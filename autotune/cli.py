@@ -20,6 +20,7 @@ from autotune.errors import UserError
 from autotune.results.text import printable
 
 if TYPE_CHECKING:
+    from autotune.export.job import Evaluated
     from autotune.results.columns import Row
     from autotune.results.final import Final
 
@@ -44,6 +45,7 @@ app = typer.Typer(
 class ExportTarget(StrEnum):
     """What runs the exported plan."""
 
+    worker = "worker"
     torchrun = "torchrun"
     megatron = "megatron"
     torchtitan = "torchtitan"
@@ -198,8 +200,14 @@ def compare(study: StudyDir, as_json: Json = False) -> None:
 @app.command(epilog=EPILOG)
 def export(
     study: StudyDir,
-    to: Annotated[ExportTarget, typer.Option(help="What runs the plan.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")],
+    to: Annotated[
+        ExportTarget,
+        typer.Option(
+            help="What runs the plan. worker: the command of the space's section worker, or the built-in worker; "
+            "torchrun: that command if torchrun starts its ranks, or the built-in worker."
+        ),
+    ] = ExportTarget.worker,
     trial: Annotated[int | None, typer.Option(help="Trial to export. Default: the best plan.")] = None,
     fingerprint: Annotated[
         str | None, typer.Option(metavar="HEX", help="Plan to export by its fingerprint, also one that was not run.")
@@ -208,9 +216,10 @@ def export(
 ) -> None:
     """Write a plan as files that a launcher runs.
 
-    Default is the best plan of the study. What a launcher can't express is refused with the reason.
+    Default is the best plan of the study, run by what ran it there. What a launcher can't express is refused with the
+    reason.
     """
-    from autotune.export.exporter import export_plan
+    from autotune.export.exporter import export_note, export_plan
     from autotune.results.rows import plan_of
     from autotune.space.space import load_space
 
@@ -239,13 +248,26 @@ def export(
             f"fingerprint of {row.describe()} is {row.fingerprint or 'empty'} in the table and "
             f"{space.fingerprint(plan)} in that space"
         )
-    files = export_plan(space, plan, to.value, out)
+    evaluated = _evaluated(row)
+    files = export_plan(space, plan, to.value, out, evaluated=evaluated, trial=row.trial)
+    note = export_note(space, plan, to.value, evaluated)
     if as_json:
-        print_json({"plan": row.to_dict(), "files": [str(path) for path in files]})
+        print_json({"plan": row.to_dict(), "files": [str(path) for path in files], "note": note})
         return
     typer.echo(printable(f"{row.describe()} for {to.value}{_state_note(row)}:"))
     for path in files:
-        typer.echo(f"  {path}")
+        typer.echo(printable(f"  {path}"))
+    if note is not None:
+        typer.echo(printable(note))
+
+
+def _evaluated(row: Row) -> Evaluated:
+    """How the study came by the figures of a plan."""
+    if row.step_time_s is not None:
+        return "measured"
+    if row.predicted_step_time_s is None:
+        return "not evaluated"
+    return "profiled" if row.fidelity == "profile" else "predicted"
 
 
 def _state_note(row: Row) -> str:

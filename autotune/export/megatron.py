@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 
 from autotune.errors import UserError
-from autotune.export.job import Job
+from autotune.export.job import Job, own_worker_note
 from autotune.export.script import launch_script, shell_array
 from autotune.space.model import ModelSpec, padded_vocab
 from autotune.space.rope import RopeScaling
@@ -134,7 +134,7 @@ def _model_arguments(model: ModelSpec) -> list[str]:
         f"--seq-length {model.sequence_length}",
         f"--max-position-embeddings {max(model.max_positions, model.sequence_length)}",
         f"--vocab-size {model.vocab}",
-        "--make-vocab-size-divisible-by 1",  # padded to a multiple of tp and no more, as the plan was measured
+        "--make-vocab-size-divisible-by 1",  # padded to a multiple of tp and no more, as in the study
         f"--normalization {'RMSNorm' if model.norm == 'rmsnorm' else 'LayerNorm'}",
         f"--norm-epsilon {model.norm_epsilon:g}",
         *_position_arguments(model),
@@ -207,7 +207,8 @@ def megatron_files(job: Job, python: str) -> dict[str, str]:
     remarks = [
         "Trains with Megatron-LM: set MEGATRON to its checkout. Data, tokenizer, learning rate and length of training",
         "are yours: pass them as arguments. For a trial: --mock-data --tokenizer-type NullTokenizer --train-iters 10",
-        f"--lr 1e-4. The plan was measured with {padded_vocab(job.space.model.vocab, job.plan.tp)} rows of vocabulary.",
+        f"--lr 1e-4. {_vocabulary(job)}",
+        *filter(None, [own_worker_note(job)]),
     ]
     body = (
         shell_array("arguments", [" ".join(map(shlex.quote, argument.split(" "))) for argument in arguments])
@@ -219,3 +220,10 @@ def megatron_files(job: Job, python: str) -> dict[str, str]:
         "megatron_args.txt": "\n".join(arguments) + "\n",
         "train_megatron.sh": launch_script(job, "train_megatron.sh", python, body, remarks),
     }
+
+
+def _vocabulary(job: Job) -> str:
+    rows = padded_vocab(job.space.model.vocab, job.plan.tp)
+    if job.evaluated in (None, "not evaluated"):
+        return f"The plan is for {rows} rows of vocabulary."
+    return f"The plan was {job.evaluated} with {rows} rows of vocabulary."

@@ -1,19 +1,20 @@
-"""Export to torchrun: a script that trains the plan with our own worker."""
+"""Export to torchrun, or to what ran the plan in the study: the space's own worker, or else the built-in one."""
 
 from __future__ import annotations
 
 import json
 
-from autotune.export.job import Job
+from autotune.export.job import Job, own_worker_note
+from autotune.export.own_worker import own_worker_files, trial_request
 from autotune.export.script import launch_script
-from autotune.profiling.protocol import TrialRequest
 
-__all__ = ["torchrun_files", "trial_request"]
+__all__ = ["torchrun_files", "worker_files"]
 
 _BODY = """\
 # STEPS=N trains N measured steps instead of {steps}; OUT is the folder of the ranks' reports.
 OUT="${{OUT:-$here/out}}"
 request="$here/plan.json"
+[[ -z "${{STEPS:-}}" ]] || whole STEPS 1 999999999
 mkdir -p "$OUT"
 rm -f "$OUT"/rank-*.json
 if [[ -n "${{STEPS:-}}" ]]; then
@@ -47,27 +48,28 @@ EOF
 """
 
 
-def trial_request(job: Job) -> TrialRequest:
-    """What our worker reads to run the plan: plan, schedule, model, cluster and training."""
-    space = job.space
-    return TrialRequest(
-        trial=0,
-        plan=job.plan,
-        schedule=job.schedule,
-        model=space.model,
-        cluster=space.cluster,
-        training=space.training,
-        warmup_steps=space.trial.warmup_steps,
-        measured_steps=space.trial.measured_steps,
-    )
-
-
 def torchrun_files(job: Job, python: str) -> dict[str, str]:
+    """The space's own worker if torchrun starts its ranks; else the built-in one, and the script says so."""
+    worker = job.space.worker
+    if worker is not None and worker.starter == "torchrun":
+        return own_worker_files(job, worker, python)
+    return _built_in(job, python)
+
+
+def worker_files(job: Job, python: str) -> dict[str, str]:
+    """What ran the plan in the study: the command of the space's section `worker`, or else the built-in worker."""
+    worker = job.space.worker
+    return _built_in(job, python) if worker is None else own_worker_files(job, worker, python)
+
+
+def _built_in(job: Job, python: str) -> dict[str, str]:
     """`train.sh`, which runs our worker on every rank, and `plan.json`, the request the worker reads."""
     request = trial_request(job)
     tokens = job.space.training.global_batch_size * job.space.model.sequence_length
     body = _BODY.format(steps=request.measured_steps, tokens=tokens)
+    note = own_worker_note(job)
+    remarks = ["Trains with the built-in worker of autotune.", *([] if note is None else [note])]
     return {
-        "train.sh": launch_script(job, "train.sh", python, body),
+        "train.sh": launch_script(job, "train.sh", python, body, remarks),
         "plan.json": json.dumps(request.to_dict(), indent=1) + "\n",
     }

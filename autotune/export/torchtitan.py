@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from autotune.errors import UserError
-from autotune.export.job import Job
+from autotune.export.job import Job, own_worker_note
 from autotune.export.schedule_csv import schedule_csv
 from autotune.export.script import launch_script, shell_array
 from autotune.export.titan_split import SPLIT_MODULE, split_module
@@ -98,7 +98,7 @@ def torchtitan_overrides(job: Job, csv_path: str = SCHEDULE_CSV) -> list[str]:
         *_batch_overrides(job),
         *_parallel_overrides(job),
         *_pipeline_overrides(job, csv_path),
-        "--compile.no-enable",  # as measured; a split backward refuses compiled stages
+        "--compile.no-enable",  # as in the study; a split backward refuses compiled stages
         "activation-checkpoint:full" if job.plan.recompute == "full" else "activation-checkpoint:none",
     ]
 
@@ -201,6 +201,7 @@ def _script(job: Job, python: str) -> str:
         f"{model.layers} layers, dim {model.hidden}, {model.heads} heads ({model.kv_heads} kv) of {model.head_dim}, "
         f"ffn {model.ffn_hidden}, vocabulary {model.vocab}.",
         "It must not set parallelism.module_fqns_per_model_part or another schedule table.",
+        *filter(None, [own_worker_note(job)]),
     ]
     lines = [
         shell_array("overrides", torchtitan_overrides(job, f'"$here/{SCHEDULE_CSV}"')),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +15,7 @@ from autotune.errors import UserError
 from autotune.results.columns import Row
 from autotune.results.rows import row_without_trial
 from autotune.results.table import write_csv
+from autotune.space.settings import WorkerSettings
 from autotune.space.space import Space, load_space
 
 QUICKSTART = Path(__file__).parents[2] / "search_spaces" / "quickstart.yaml"
@@ -71,6 +74,53 @@ def test_a_row_of_another_space_is_refused_and_nothing_written(space: Space, row
     with pytest.raises(UserError, match="not of one study"):  # a plan that was edited
         export(space, [replace(row, microbatches=(row.microbatches or 0) + 1)], tmp_path)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokens_per_s": 1.0}, "The plan was measured with 512"),
+        (
+            {"state": "predicted", "fidelity": "profile", "step_time_s": None, "predicted_step_time_s": 1.0},
+            "The plan was profiled with 512",
+        ),
+        (
+            {"state": "predicted", "fidelity": "predict", "step_time_s": None, "predicted_step_time_s": 1.0},
+            "The plan was predicted with 512",
+        ),
+        ({"state": "failed", "step_time_s": None}, "The plan is for 512"),
+    ],
+)
+def test_the_script_tells_measured_from_profiled_and_predicted(
+    space: Space, row: Row, tmp_path: Path, changes: Any, said: str
+) -> None:
+    plan = next(plan for plan in space.plans() if plan.schedule == "1f1b")
+    told = row_without_trial(plan, space.fingerprint(plan), "predicted", "", None, 1, None)
+    row = replace(told, trial=0, state="ok", fidelity="run", step_time_s=1.0, is_best=True)
+    export(space, [replace(row, **changes)], tmp_path, "--to", "megatron")
+    assert said in (tmp_path / "out" / "train_megatron.sh").read_text()
+
+
+def test_without_to_the_worker_of_the_space_is_exported_and_other_launchers_get_a_note(
+    space: Space, row: Row, tmp_path: Path
+) -> None:
+    worker = WorkerSettings(("my-training", "--pp", "{pp}"), starter="none")
+    space = replace(space, worker=worker)
+    (tmp_path / "space.yaml").write_text(space.to_yaml())
+    write_csv([row], tmp_path / "trials.csv")
+
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(app, ["export", str(tmp_path), "--out", str(tmp_path / "out"), *arguments])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert "for worker:" in run()
+    assert f"worker=(\n  my-training\n  --pp {row.pp}\n" in (tmp_path / "out" / "train.sh").read_text()
+    note = "measured with the study's own worker `my-training --pp {pp}`, not with this launcher"
+    assert note in run("--to", "torchrun")
+    assert note in (tmp_path / "out" / "train.sh").read_text()
+    assert note in json.loads(run("--to", "torchrun", "--json"))["note"]
+    assert json.loads(run("--json"))["note"] is None
 
 
 def test_a_point_that_a_rule_refused_is_no_plan_to_export(space: Space, tmp_path: Path) -> None:

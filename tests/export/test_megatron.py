@@ -175,3 +175,13 @@ def test_the_printed_list_and_the_script_say_the_same(job_of: Any) -> None:
     assert files["megatron_args.txt"].splitlines() == megatron_arguments(job)
     for argument in megatron_arguments(job):
         assert f"  {argument}\n" in files["train_megatron.sh"]
+
+
+@pytest.mark.parametrize("evaluated", ["measured", "profiled", "predicted"])
+def test_the_script_says_how_the_study_came_by_its_figures(job_of: Any, evaluated: Any) -> None:
+    job = job_of()
+    text = render_plan(job.space, job.plan, "megatron", evaluated=evaluated)["train_megatron.sh"]
+    assert f"The plan was {evaluated} with 512 rows of vocabulary." in text
+    assert ("was measured" in text) == (evaluated == "measured")
+    never = render_plan(job.space, job.plan, "megatron", evaluated="not evaluated")["train_megatron.sh"]
+    assert "The plan is for 512 rows of vocabulary." in never

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from autotune.export.exporter import TARGETS, export_plan, render_plan
 from autotune.export.job import Job
 from autotune.profiling.protocol import TrialRequest
 from autotune.schedules import registry
+from autotune.space.settings import WorkerSettings
 
 
 def render(job: Job, target: str) -> dict[str, str]:
@@ -72,12 +74,80 @@ def test_the_wrong_number_of_ranks_is_refused_before_anything_starts(job_of: Any
     assert "needs 4 ranks" in result.stderr
 
 
+def fake_torchrun(folder: Path) -> Path:
+    fake = folder / "python"
+    fake.write_text('#!/bin/bash\n[[ "$1" == -m ]] && printf "%s\\n" "$@" > "$(dirname "$0")/seen"\nexit 0\n')
+    fake.chmod(0o755)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"NNODES": "3"}, "needs 4 ranks; NNODES=3 x NPROC_PER_NODE=4 makes 12"),
+        ({"NNODES": "4", "NPROC_PER_NODE": "8"}, "needs 4 ranks; NNODES=4 x NPROC_PER_NODE=8 makes 32"),
+        ({"NNODES": "two"}, "NNODES=two must be a whole number from 1"),
+        ({"NPROC_PER_NODE": "08"}, "NPROC_PER_NODE=08 must be a whole number from 1"),
+        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "NODE_RANK=2 must be a whole number from 0 to 1"),
+        ({"NNODES": "2"}, "set MASTER_ADDR to the address of node 0"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT=65536 must be a whole number from 1 to 65535"),
+        ({"STEPS": "abc"}, "STEPS=abc must be a whole number from 1"),
+        ({"STEPS": "0"}, "STEPS=0 must be a whole number from 1"),
+        ({"STEPS": "-1"}, "STEPS=-1 must be a whole number from 1"),
+    ],
+)
+@pytest.mark.parametrize("worker", [None, WorkerSettings(("true",))])
+def test_what_the_script_cannot_use_is_told_before_anything_starts(
+    job_of: Any, tmp_path: Path, variables: dict[str, str], said: str, worker: WorkerSettings | None
+) -> None:
+    job = job_of(pp=2, dp=2)
+    space = replace(job.space, worker=worker)
+    script = export_plan(space, job.plan, "worker", tmp_path)[0]
+    done = bash(script, PYTHON=str(fake_torchrun(tmp_path)), **variables)
+    assert done.returncode == 2
+    assert f"error: {said}" in done.stderr.replace("this plan ", "")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "seen").exists()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "lines"),
+    [
+        (1, 4, ["One node: bash train.sh", "NNODES=2 NPROC_PER_NODE=2 NODE_RANK=<0..1> MASTER_ADDR"]),
+        (4, 1, ["NNODES=4 NPROC_PER_NODE=1 NODE_RANK=<0..3> MASTER_ADDR"]),
+    ],
+)
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_example_and_the_defaults_fit_the_plan(
+    job_of: Any, tmp_path: Path, target: str, nodes: int, per_node: int, lines: list[str]
+) -> None:
+    job = job_of(pp=4)
+    space = replace(job.space, cluster=replace(job.space.cluster, nodes=nodes, devices_per_node=per_node))
+    files = export_plan(space, job.plan, target, tmp_path)
+    script = next(path for path in files if path.suffix == ".sh")
+    text = " ".join(script.read_text().replace(script.name, "train.sh").split())
+    assert all(line in text for line in lines)
+    assert ("One node:" in text) == (nodes == 1)
+    fake = fake_torchrun(tmp_path)
+    bash(script, PYTHON=str(fake), MASTER_ADDR="a", MEGATRON="m", CONFIG="c", NNODES="2")
+    seen = (tmp_path / "seen").read_text().split()
+    assert (seen[seen.index("--nnodes") + 1], seen[seen.index("--nproc-per-node") + 1]) == ("2", "2")
+    bash(script, PYTHON=str(fake), MASTER_ADDR="a", MEGATRON="m", CONFIG="c")
+    seen = (tmp_path / "seen").read_text().split()
+    assert (seen[seen.index("--nnodes") + 1], seen[seen.index("--nproc-per-node") + 1]) == (str(nodes), str(per_node))
+
+
+def test_a_plan_of_one_device_has_no_example_of_nodes(job_of: Any) -> None:
+    job = job_of(pp=1)
+    text = render(job, "torchrun")["train.sh"]
+    assert "on 1 cpu device\n" in text
+    assert "Several nodes" not in text
+
+
 def test_several_nodes_meet_at_the_named_address(job_of: Any, tmp_path: Path) -> None:
     job = job_of(pp=2, dp=2)
     script = export_plan(job.space, job.plan, "torchrun", tmp_path)[0]
-    fake = tmp_path / "python"
-    fake.write_text('#!/bin/bash\n[[ "$1" == -m ]] && printf "%s\\n" "$@" > "$(dirname "$0")/seen"\nexit 0\n')
-    fake.chmod(0o755)
+    fake = fake_torchrun(tmp_path)
     missing = bash(script, NNODES="2", NPROC_PER_NODE="2", PYTHON=str(fake))
     assert missing.returncode != 0
     assert "MASTER_ADDR" in missing.stderr
@@ -107,5 +177,9 @@ def test_an_unknown_target_is_refused_with_the_nearest_one(job_of: Any, tmp_path
 def test_a_folder_that_cannot_be_written_is_a_clear_error(job_of: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     job = job_of()
-    with pytest.raises(UserError, match="can't write"):
-        export_plan(job.space, job.plan, "torchrun", tmp_path / "file" / "out")
+    for out in (tmp_path / "file", tmp_path / "file" / "out" / "deeper"):
+        with pytest.raises(UserError, match=rf"can't write to {out}: {tmp_path}/file is no folder; the files go into"):
+            export_plan(job.space, job.plan, "torchrun", out)
+    (tmp_path / "out" / "train.sh").mkdir(parents=True)
+    with pytest.raises(UserError, match=rf"can't write {tmp_path}/out/train.sh: Is a directory"):
+        export_plan(job.space, job.plan, "torchrun", tmp_path / "out")
