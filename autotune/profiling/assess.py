@@ -15,7 +15,7 @@ from autotune.profiling.log_reader import logged_steps, read_logs
 from autotune.profiling.outcome import NoMeasurement, make_measurement
 from autotune.profiling.protocol import RankReport, TrialRequest
 from autotune.profiling.rank_files import RESULT_FILE, read_report
-from autotune.profiling.result_file import read_result
+from autotune.profiling.result_file import read_result, require_no_failure
 from autotune.profiling.supervisor import Ending
 from autotune.profiling.virtual_clock import pick_clock, replay
 from autotune.results.measurement import Measurement, State, TrialOutcome
@@ -73,6 +73,11 @@ def _numbers(
                 f"not {request.id!r}, the id in request.json)",
             )
         raise cause(request, ending, folder, reports, worker.shell)
+    # A worker may say how it failed and yet end well: its words go before its numbers.
+    require_no_failure(folder / RESULT_FILE)
+    failed = {rank: report for rank, report in reports.items() if report.state != "ok"}
+    if failed:
+        raise cause(request, ending, folder, failed, worker.shell)
     log = worker.fill_log(request, folder)
     # Lines of a log may all be there when the worker fails at last: then nothing says that its numbers are good.
     if ending.kind == "exited" and ending.exit_code == 0:

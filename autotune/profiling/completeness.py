@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from autotune.profiling.outcome import NoMeasurement, require_finite_loss
+from autotune.profiling.outcome import NoMeasurement, brief, require_finite_loss, some
 from autotune.profiling.protocol import RankReport, TrialRequest
 from autotune.profiling.virtual_clock import pick_clock
 
@@ -56,16 +56,16 @@ def _step_problems(request: TrialRequest, report: RankReport) -> Iterator[str]:
     if len(report.step_wall_s) != steps:
         yield f"{who} measured {len(report.step_wall_s)} steps, not {steps}"
     elif not all(map(_is_positive, report.step_wall_s)):
-        yield f"{who} reports step times {list(report.step_wall_s)}"
+        yield f"{who} reports step times {some(report.step_wall_s)}"
     if report.losses and len(report.losses) != steps:
         yield f"{who} reports the losses of {len(report.losses)} steps, not {steps}"
     if report.optimizer_cpu_s and len(report.optimizer_cpu_s) != steps:
         yield f"{who} timed {len(report.optimizer_cpu_s)} optimizer steps, not {steps}"
     elif not all(map(_is_positive, report.optimizer_cpu_s)):
-        yield f"{who} reports times outside of its passes {list(report.optimizer_cpu_s)}"
+        yield f"{who} reports times outside of its passes {some(report.optimizer_cpu_s)}"
     peak = report.peak_memory_bytes
     if peak is not None and not (type(peak) is int and peak > 0):
-        yield f"{who} reports a peak of {peak} bytes"
+        yield f"{who} reports a peak of {brief(peak)} bytes"
 
 
 def _pass_problems(request: TrialRequest, report: RankReport) -> Iterator[str]:

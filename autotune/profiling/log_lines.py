@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from autotune.profiling.outcome import MOST_BYTES, brief
 from autotune.space.settings import ReaderSettings
 
 __all__ = ["LineParser", "LogLine", "line_parser", "megatron_line", "torchtitan_line"]
 
 _MIB, _GIB = 2**20, 2**30
+_MOST = 2**53
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 # " [2025-04-13 23:41:20] iteration 20/ 1000 | consumed samples: 320 | elapsed time per iteration (ms): 820.7 | ..."
@@ -69,7 +71,11 @@ def megatron_line(line: str) -> LogLine | None:
     """A line of Megatron-LM's `training_log` or `report_memory` (megatron/training, core 0.20)."""
     if match := _MEGATRON_MEMORY.search(line):
         peak = _fields(match[2]).get("max allocated")
-        return None if peak is None else LogLine(rank=int(match[1]), peak_memory_bytes=round(float(peak) * _MIB))
+        return (
+            None
+            if peak is None
+            else LogLine(rank=_whole(int(match[1]), "rank"), peak_memory_bytes=_peak(float(peak) * _MIB))
+        )
     match = _MEGATRON_ITERATION.search(line)
     if match is None:
         return None
@@ -79,10 +85,10 @@ def megatron_line(line: str) -> LogLine | None:
     )
     bad = int(fields.get("number of nan iterations", "0"))
     return LogLine(
-        step=int(match[1]),
+        step=_whole(int(match[1]), "step"),
         step_time_s=None if milliseconds is None else float(milliseconds) / 1000,
         loss=float("nan") if bad else None if loss is None else float(loss),
-        global_batch_size=None if batch is None else int(batch),
+        global_batch_size=None if batch is None else _whole(int(batch), "global batch size"),
         skipped=int(fields.get("number of skipped iterations", "0")) > 0,
     )
 
@@ -95,11 +101,11 @@ def torchtitan_line(line: str) -> LogLine | None:
     memory, tps = _TITAN_MEMORY.search(line), _TITAN_TPS.search(line)
     loss = float(match[2])
     return LogLine(
-        step=int(match[1]),
+        step=_whole(int(match[1]), "step"),
         device_tokens_per_s=float(tps[1].replace(",", "")) if tps else None,
         # ranks without the last stage print -1
         loss=None if loss < 0 else loss,
-        peak_memory_bytes=round(float(memory[1]) * _GIB) if memory else None,
+        peak_memory_bytes=_peak(float(memory[1]) * _GIB) if memory else None,
     )
 
 
@@ -107,6 +113,20 @@ def _fields(text: str) -> dict[str, str]:
     """`a: 1 | b c: 2 |` as names and values."""
     parts = (part.rpartition(":") for part in text.split("|"))
     return {name.strip(): value.strip() for name, colon, value in parts if colon}
+
+
+def _whole(number: float, what: str) -> int:
+    """Raises ValueError for what can't be counted or is no count."""
+    if not (0 <= number <= _MOST and number == int(number)):
+        raise ValueError(f"{what} {brief(number)} is no whole number from 0 to {_MOST}")
+    return int(number)
+
+
+def _peak(number: float) -> int:
+    """A peak in bytes, of a text that may have rounded it. Raises ValueError for what no device has."""
+    if not 1 <= number <= MOST_BYTES:
+        raise ValueError(f"a peak of {brief(number)} bytes is none from 1 to {MOST_BYTES} (1 PiB)")
+    return round(number)
 
 
 def _matched_line(patterns: list[re.Pattern[str]], line: str) -> LogLine | None:
@@ -121,12 +141,14 @@ def _matched_line(patterns: list[re.Pattern[str]], line: str) -> LogLine | None:
     if seconds is None and "step_time_ms" in found:
         seconds = found["step_time_ms"] / 1000
     peak = found.get("peak_memory_bytes")
+    if peak is not None and peak % 1 != 0:
+        raise ValueError(f"peak_memory_bytes {brief(peak)} is no whole number; peak_memory_gib reads one in GiB")
     if peak is None and "peak_memory_gib" in found:
         peak = found["peak_memory_gib"] * _GIB
     return LogLine(
-        step=int(found["step"]) if "step" in found else None,
+        step=_whole(found["step"], "step") if "step" in found else None,
         step_time_s=seconds,
         tokens_per_s=found.get("tokens_per_s"),
         loss=found.get("loss"),
-        peak_memory_bytes=None if peak is None else round(peak),
+        peak_memory_bytes=None if peak is None else _peak(peak),
     )

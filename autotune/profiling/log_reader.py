@@ -91,7 +91,7 @@ def _read(request: TrialRequest, reader: ReaderSettings, folder: Path, log: str)
             lines = list(_parsed(path, parse))
         except ValueError as error:
             raise NoMeasurement("invalid", f"{path.name}: {error}") from None
-        _add_memory(found, lines, path)
+        _add_memory(found, lines, path, request.plan.devices)
         _add_steps(found, [line for line in lines if _seconds(request, line) is not None], request, skip)
     return found
 
@@ -111,12 +111,16 @@ def _parsed(path: Path, parse: LineParser) -> Iterator[LogLine]:
         raise ValueError(f"can't be read: {error.strerror}") from None
 
 
-def _add_memory(found: _Log, lines: Sequence[LogLine], path: Path) -> None:
+def _add_memory(found: _Log, lines: Sequence[LogLine], path: Path, ranks: int) -> None:
     match = _RANK_LOG.fullmatch(path.name)
     own = (int(match[1]), "") if match else (-1, path.name)
     for line in lines:
         if line.peak_memory_bytes is not None:
             who = own if line.rank is None else (line.rank, "")
+            if line.rank is not None and line.rank >= ranks:
+                raise NoMeasurement(
+                    "invalid", f"{path.name} tells the memory of rank {line.rank}, but the plan has {ranks} ranks"
+                )
             found.peaks[who] = max(found.peaks[who], line.peak_memory_bytes)
 
 

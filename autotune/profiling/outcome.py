@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+import reprlib
 import statistics
 from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
 
 from autotune.results.measurement import Clock, Measurement, State
 
-__all__ = ["NoMeasurement", "make_measurement", "require_finite_loss"]
+__all__ = ["MOST_BYTES", "NoMeasurement", "brief", "make_measurement", "require_finite_loss", "some"]
 
 
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 """Of one step: a nanosecond, and thirty years."""
 
-_MOST_BYTES = 2**63 - 1
+MOST_BYTES = 2**50
+"""Of one device: a pebibyte. What is more is no peak of one."""
+
 _SHOWN = 8
+_LONG = 10**18
 
 
 class NoMeasurement(Exception):  # noqa: N818  it is an answer, no error
@@ -60,9 +66,14 @@ def make_measurement(
     times = list(step_times_s)
     for seconds in (times, times if wall_s is None else wall_s):
         if not seconds or not all(_SHORTEST_S <= time <= _LONGEST_S for time in seconds):
-            raise NoMeasurement("invalid", f"{source}step times of {_some(seconds)} s")
-    if peaks is not None and not all(type(peak) is int and 0 < peak <= _MOST_BYTES for peak in peaks):
-        raise NoMeasurement("invalid", f"{source}peaks of {_some(peaks)} bytes")
+            raise NoMeasurement(
+                "invalid", f"{source}step times of {some(seconds)} s; a step takes {_SHORTEST_S:g} to {_LONGEST_S:g} s"
+            )
+    if peaks is not None and not all(type(peak) is int and 0 < peak <= MOST_BYTES for peak in peaks):
+        raise NoMeasurement(
+            "invalid",
+            f"{source}peaks of {some(peaks)} bytes; a peak is a whole number of bytes from 1 to {MOST_BYTES} (1 PiB)",
+        )
     return Measurement(
         clock=clock,
         step_time_s=statistics.median(times),
@@ -78,7 +89,14 @@ def make_measurement(
     )
 
 
-def _some(values: Sequence[float]) -> str:
+def brief(value: Any) -> str:
+    """A value that something wrote, in a few characters: a number of hundreds of digits by its power of ten."""
+    if type(value) is int:
+        return str(value) if abs(value) < _LONG else f"{Decimal(value):.6e}"
+    return repr(value) if isinstance(value, float) else reprlib.repr(value)
+
+
+def some(values: Sequence[Any]) -> str:
     """The values, or the first of very many."""
-    shown = ", ".join(map(repr, values[:_SHOWN]))
+    shown = ", ".join(map(brief, values[:_SHOWN]))
     return f"[{shown}]" if len(values) <= _SHOWN else f"[{shown}, ... {len(values)} in all]"

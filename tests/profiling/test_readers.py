@@ -176,13 +176,44 @@ def test_one_result_file_stands_for_all_ranks(tmp_path: Path) -> None:
         ('{"step_time_s": 0.', "no-result", "no whole JSON"),
         ("[]", "no-result", "no object"),
         ({"loss": 2.5}, "no-result", "gives none of step_time_s"),
-        ({"step_time_s": 1, "tokens_per_s": 2}, "no-result", "gives step_time_s and tokens_per_s of"),
+        (
+            {"step_time_s": 1, "tokens_per_s": 2},
+            "invalid",
+            "step_time_s 1 and tokens_per_s 2 contradict each other: by tokens_per_s a step takes 8 s (16 tokens",
+        ),
+        (
+            {"step_times_s": [1, 2], "step_time_s": 3},
+            "invalid",
+            "step_times_s [1, 2] and step_time_s 3 contradict each other: by step_time_s a step takes 3 s",
+        ),
+        ({"tokens_per_s": 1e300}, "invalid", "tokens_per_s 1e+300 is none above 0 and up to 1e+15"),
+        ({"tokens_per_s": 0}, "invalid", "tokens_per_s 0 is none above 0"),
+        ({"step_time_s": 1e300}, "invalid", "step times of [1e+300] s; a step takes 1e-09 to 1e+09 s"),
+        (
+            {"step_time_s": 1, "peak_memory_bytes_per_rank": [1, 2, 3, 4]},
+            "no-result",
+            "peak_memory_bytes_per_rank holds 4 peaks, but the plan has 2 ranks; give one of every rank",
+        ),
+        ({"step_time_s": 1, "peak_memory_bytes_per_rank": [1]}, "no-result", "holds 1 peaks, but the plan has 2 ranks"),
+        (
+            {"step_time_s": 1, "peak_memory_bytes": 5, "peak_memory_bytes_per_rank": [1, 2]},
+            "invalid",
+            "peak_memory_bytes 5 and peak_memory_bytes_per_rank contradict each other: the largest of these is 2",
+        ),
+        ({"step_time_s": 1, "peak_memory_bytes": 1.5}, "invalid", "peak_memory_bytes: 1.5 is no whole number of bytes"),
+        ({"step_time_s": 1, "peak_memory_bytes": 1e300}, "invalid", "1e+300 is no whole number of bytes from 1 to"),
+        ({"step_time_s": 1, "peak_memory_bytes": 10**300}, "invalid", "1.000000e+300 is no whole number of bytes"),
+        ({"state": "oom"}, "oom", "the worker reports oom"),
         ({"step_time_s": 1, "loss": float("nan")}, "non-finite", "the loss is nan"),
         ({"step_time_s": float("inf")}, "invalid", "step times of [inf] s"),
         ({"step_time_s": "1"}, "invalid", "'1' is no number"),
         ({"step_times_s": []}, "invalid", "list of numbers"),
         ({"step_time_s": 1, "peak_memory": 2}, "invalid", "unknown key 'peak_memory'; known: step_time_s"),
-        ({"step_time_s": 1, "peak_memory_bytes": -2}, "invalid", "peaks of [-2] bytes"),
+        (
+            {"step_time_s": 1, "peak_memory_bytes": -2},
+            "invalid",
+            "peak_memory_bytes: -2 is no whole number of bytes from 1",
+        ),
         ({"state": "oom", "error": "device 3 is full"}, "oom", "the worker reports oom: device 3 is full"),
         ({"state": "failed", "error": "OOM!"}, "failed", "the worker reports failed: OOM!"),
         ({"state": "fine"}, "invalid", "'fine' is none of ok, oom, failed"),
@@ -192,6 +223,67 @@ def test_result_files_that_are_no_result(tmp_path: Path, text: str | dict[str, A
     outcome = result(tmp_path, text)
     assert (outcome.state, outcome.measurement) == (state, None)
     assert why in outcome.reason
+
+
+def test_several_figures_of_one_time_are_taken_where_they_agree_as_they_are_rounded(tmp_path: Path) -> None:
+    found = numbers(result(tmp_path, {"step_time_s": 0.0101, "tokens_per_s": 1590}))
+    assert found.step_time_s == 0.0101
+    found = numbers(result(tmp_path, {"step_times_s": [0.2, 0.1, 0.3], "step_time_s": 0.2, "tokens_per_s": 80.0}))
+    assert (found.step_time_s, found.step_time_max_s) == (0.2, 0.3)
+    both = {"step_time_s": 1, "peak_memory_bytes": 2.0, "peak_memory_bytes_per_rank": [1, 2]}
+    assert numbers(result(tmp_path, both)).peak_memory_bytes_per_rank == (1, 2)
+
+
+REGEX = ReaderSettings("regex", (r"took (?P<step_time_ms>\S+) ms", r"peak (?P<peak_memory_bytes>\S+) B"))
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+@pytest.mark.parametrize("reader", [REGEX, MEGATRON])
+def test_a_worker_whose_logs_are_read_can_report_its_state(
+    tmp_path: Path, reader: ReaderSettings, exit_code: int
+) -> None:
+    log = "".join(f"took 100 ms\n{iteration(k, 800)}\n" for k in range(1, 5))
+    (tmp_path / "result.json").write_text('{"state": "oom", "error": "device 3 is full"}')
+    outcome = read(tmp_path, reader, replace(EXITED, exit_code=exit_code), rank_0=log)
+    assert (outcome.state, outcome.reason) == ("oom", "the worker reports oom: device 3 is full")
+    for no_failure in ('{"state": "ok"}', "{}", "no json", '[{"state": "oom"}]'):
+        (tmp_path / "result.json").write_text(no_failure)
+        assert numbers(read(tmp_path, reader, rank_0=log))
+    (tmp_path / "rank-1.json").write_text(json.dumps({"rank": 1, "state": "oom", "error": "rank 1 is full"}))
+    outcome = read(tmp_path, reader, replace(EXITED, exit_code=exit_code), rank_0=log)
+    assert (outcome.state, outcome.reason) == ("oom", "rank 1 ran out of memory: rank 1 is full")
+
+
+@pytest.mark.parametrize(
+    ("peak", "why"),
+    [
+        ("1.5", "peak_memory_bytes 1.5 is no whole number; peak_memory_gib reads one in GiB"),
+        ("1e300", "a peak of 1e+300 bytes is none from 1 to 1125899906842624 (1 PiB)"),
+        ("inf", "peak_memory_bytes inf is no whole number"),
+        ("0", "a peak of 0.0 bytes is none from 1 to"),
+    ],
+)
+def test_a_logged_peak_that_no_device_has_is_told(tmp_path: Path, peak: str, why: str) -> None:
+    outcome = read(tmp_path, REGEX, rank_0="took 100 ms\n" * 4 + f"peak {peak} B\n")
+    assert outcome.state == "invalid"
+    assert why in outcome.reason
+
+
+def test_numbers_of_hundreds_of_digits_are_told_in_a_few(tmp_path: Path) -> None:
+    reader = ReaderSettings("regex", (r"step (?P<step>\S+) took (?P<step_time_ms>\S+) ms, loss (?P<loss>\S+)",))
+    outcome = read(tmp_path, reader, rank_0="step 1e300 took 100 ms, loss nan\n")
+    assert (outcome.state, "step 1e+300 is no whole number from 0 to" in outcome.reason) == ("invalid", True)
+    outcome = read(tmp_path, MEGATRON, rank_0=iteration(1, 800, batch=10**300))
+    assert (outcome.state, "global batch size 1.000000e+300 is no" in outcome.reason) == ("invalid", True)
+
+
+def test_memory_of_a_rank_that_the_plan_has_not_is_told(tmp_path: Path) -> None:
+    text = "\n".join([*(iteration(k, 800) for k in range(1, 5)), MEMORY.replace("[Rank 1]", "[Rank 5]")])
+    outcome = read(tmp_path, MEGATRON, rank_1=text)
+    assert (outcome.state, outcome.reason) == (
+        "invalid",
+        "rank-1.log tells the memory of rank 5, but the plan has 2 ranks",
+    )
 
 
 def test_log_numbers_over_the_memory_limit_are_oom_with_the_rank(tmp_path: Path) -> None:
