@@ -93,6 +93,7 @@ def results(
     from autotune.report.final import final_lines
     from autotune.report.tables import (
         make_console,
+        over_limit_lines,
         reason_lines,
         results_table,
         sort_rows,
@@ -118,7 +119,7 @@ def results(
     console.print(results_table(shown))
     if left_out:
         console.print(f"{left_out} more plans were only predicted; --all or --top lists them", markup=False)
-    for line in reason_lines(shown, whole=show_all):
+    for line in [*over_limit_lines(shown), *reason_lines(shown, whole=show_all)]:
         console.print(line, markup=False, soft_wrap=True)
     if show_all:
         for row in shown:
@@ -275,7 +276,8 @@ def _state_note(row: Row) -> str:
     if row.state == "ok":
         return ""
     if row.state == "predicted":
-        return " (predicted, not measured)"
+        over = ", and its predicted peak is over the memory limit" if row.predicted_fits is False else ""
+        return f" (predicted, not measured{over})"
     return f" (it is {row.state}: {row.reason.splitlines()[0]})" if row.reason else f" (it is {row.state})"
 
 

@@ -33,7 +33,7 @@ def predict(
         int,
         typer.Option(
             min=1,
-            help="plans to print: fastest that fit first, then those over the memory limit by no more than the model's error",
+            help="plans to print: fastest that fit first, then those that fit only if their prediction is too high",
         ),
     ] = 10,
     stack: Stack = None,
@@ -42,8 +42,8 @@ def predict(
     machine: Annotated[str, typer.Option(help="machine numbers to change: name=value;name=value")] = "",
 ) -> None:
     """Predict step time and peak memory of one plan, or rank all plans of a space, without running anything."""
-    from autotune.cost.explain import OVER_LIMIT, over_limit_legend, summary_line, to_dict
     from autotune.cost.explain import explain as explained
+    from autotune.cost.explain import over_limit_legend, summary_line, to_dict
 
     loaded, fixed = _load(space)
     predictor = _predictor(loaded, stack, assume, calibrated_by, machine)
@@ -56,7 +56,7 @@ def predict(
         between = "\n" if explain and len(told) > 1 else ""
         for text, refusal in zip(told, refusals, strict=True):
             typer.echo((f"{text}\n  {refusal}" if refusal else text) + between)
-        if any(OVER_LIMIT in summary_line(one, limit) for one in predictions):
+        if limit is not None and any(one.is_over(limit) for one in predictions):
             typer.echo(over_limit_legend(limit))
 
     if len(plans) == 1:
@@ -81,11 +81,11 @@ def _rank(prediction: Any, limit: float | None) -> tuple[bool, bool, float]:
 
 def _counts(predictions: list[Any], limit: float | None) -> str:
     """How many plans fit, how many don't but aren't refused, and how many are refused."""
-    from autotune.cost.explain import OVER_LIMIT
+    from autotune.cost.memory import OVER_LIMIT
 
     fit = sum(one.fits(limit) for one in predictions)
-    refused = sum(one.refusal(limit) is not None for one in predictions)
-    over = len(predictions) - fit - refused
+    over = sum(one.is_over(limit) for one in predictions)
+    refused = len(predictions) - fit - over
     return f"{len(predictions)} plans: {fit} fit, {over} {OVER_LIMIT}, {refused} refused for memory"
 
 

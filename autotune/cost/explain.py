@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from autotune.cost.memory import MEMORY_ERROR, OVER_LIMIT
 from autotune.cost.predict import Prediction
 from autotune.space.units import format_bytes
 
-__all__ = ["explain", "prediction_row", "summary_line", "to_dict"]
+__all__ = ["explain", "over_limit_legend", "prediction_row", "summary_line", "to_dict"]
 
 
 def prediction_row(prediction: Prediction) -> dict[str, float | int]:
@@ -21,12 +22,25 @@ def prediction_row(prediction: Prediction) -> dict[str, float | int]:
     }
 
 
-def summary_line(prediction: Prediction) -> str:
-    """One line: the plan, its step time, throughput, utilisation, bubble and peak memory."""
+def over_limit_legend(limit_bytes: float) -> str:
+    """What `OVER_LIMIT` on a plan's line means."""
+    return (
+        f"{OVER_LIMIT}: the predicted peak is over the memory limit of {format_bytes(limit_bytes)}, but by no more "
+        f"than the model's error ({MEMORY_ERROR:.0%}), so the plan isn't refused"
+    )
+
+
+def summary_line(prediction: Prediction, limit_bytes: float | None = None) -> str:
+    """One line: the plan, its step time, throughput, utilisation, bubble and peak memory.
+
+    Args:
+        limit_bytes: memory of a device; a plan that is over it, but not refused, is marked `OVER_LIMIT`.
+    """
     return (
         f"{prediction.plan.describe()}: {_time(prediction.step_time_s)} a step, "
         f"{prediction.tokens_per_s:,.0f} tokens/s, MFU {prediction.mfu:.1%}, bubble {prediction.bubble_rate:.1%}, "
         f"peak {format_bytes(prediction.peak_memory_bytes)} on device {prediction.heaviest}"
+        + (f", {OVER_LIMIT}" if prediction.is_over(limit_bytes) else "")
     )
 
 
@@ -36,7 +50,7 @@ def explain(prediction: Prediction, limit_bytes: float | None = None) -> str:
     Args:
         limit_bytes: memory of a device; devices above it are marked.
     """
-    lines = [summary_line(prediction), ""]
+    lines = [summary_line(prediction, limit_bytes), ""]
     lines += [*_step_lines(prediction), "", *_stage_lines(prediction), "", *_memory_lines(prediction, limit_bytes)]
     refusal = prediction.refusal(limit_bytes)
     if refusal:
@@ -118,6 +132,8 @@ def to_dict(prediction: Prediction, limit_bytes: float | None = None) -> dict[st
                 strict=True,
             )
         ],
+        "memory_limit_bytes": limit_bytes,
+        "fits": prediction.fits(limit_bytes),
         "refusal": prediction.refusal(limit_bytes),
     }
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from autotune.cost.assumptions import StateBytes
 from autotune.space.units import format_bytes
 
-__all__ = ["MEMORY_ERROR", "DeviceMemory", "memory_refusal"]
+__all__ = ["MEMORY_ERROR", "OVER_LIMIT", "DeviceMemory", "fits_in", "memory_refusal"]
 
 MEMORY_ERROR = 0.08
 """No published measurement is further below its prediction than this (`autotune validate` prints the errors)."""
+
+OVER_LIMIT = "over limit"
+"""The mark of a plan that is predicted not to fit, but isn't refused."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class DeviceMemory:
             temporary=peak - held,
             buffers=buffers,
         )
+
+
+def fits_in(limit_bytes: float | None, peak_bytes: float) -> bool:
+    """Whether a predicted peak, taken as it is, is within a device's memory; True without a limit."""
+    return limit_bytes is None or peak_bytes <= limit_bytes
 
 
 def memory_refusal(

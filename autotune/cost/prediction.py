@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.cost.memory import DeviceMemory, memory_refusal
+from autotune.cost.memory import DeviceMemory, fits_in, memory_refusal
 from autotune.schedules.costs import PassCosts
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan
@@ -98,6 +98,14 @@ class Prediction:
     def peak_memory_bytes(self) -> int:
         """Peak memory of the heaviest device."""
         return round(self.memory[self.heaviest].total)
+
+    def fits(self, limit_bytes: float | None) -> bool:
+        """Whether the predicted peak is within a device's memory. A plan that doesn't fit may still not be refused."""
+        return fits_in(limit_bytes, self.peak_memory_bytes)
+
+    def is_over(self, limit_bytes: float | None) -> bool:
+        """Whether the plan doesn't fit by its prediction, but isn't refused: it may, within the model's error."""
+        return not self.fits(limit_bytes) and self.refusal(limit_bytes) is None
 
     def refusal(self, limit_bytes: float | None) -> str | None:
         """Why the plan can't fit (`refused (estimate): ...`), or None; see `autotune.cost.memory.memory_refusal`."""

@@ -6,9 +6,11 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from autotune.cost.memory import OVER_LIMIT
 from autotune.report.numbers import bytes_text, count_text, duration_text, seconds_text
 from autotune.results.columns import Row
 from autotune.results.text import printable
+from autotune.results.verdict import is_over_limit
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -32,7 +34,7 @@ def _result_text(row: Row) -> str:
 def _raw_result_text(row: Row) -> str:
     if row.state == "predicted":
         step, peak = seconds_text(row.predicted_step_time_s), bytes_text(row.predicted_peak_memory_bytes)
-        return f"{_rate_text(row)}, step {step}, peak {peak}"
+        return f"{_rate_text(row)}, step {step}, peak {peak}" + (f", {OVER_LIMIT}" if is_over_limit(row) else "")
     if row.step_time_s is None:
         first = row.reason.splitlines()[0] if row.reason else ""
         return f"{row.state}: {first}"

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune.cost.memory import OVER_LIMIT
 from autotune.errors import UserError
 from autotune.report.numbers import bytes_text, count_text, number_text, seconds_text
 from autotune.results.columns import COLUMNS, Row
 from autotune.results.compare import Comparison, Contest
 from autotune.results.text import first_line, printable
+from autotune.results.verdict import is_over_limit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "comparison_table",
     "make_console",
+    "over_limit_lines",
     "reason_lines",
     "results_table",
     "sort_rows",
@@ -70,13 +73,27 @@ def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
     there = [row for row in rows if getattr(row, column) not in (None, "")]
     missing = [row for row in rows if getattr(row, column) in (None, "")]
     if column == "tokens_per_s":  # what nobody measured, by its prediction: profiled plans, then all others
-        missing.sort(
-            key=lambda row: (row.state != "predicted", row.trial is None, -(row.predicted_tokens_per_s or 0.0))
-        )
+        missing.sort(key=_by_prediction)
     if column in _RATES:
         counts = ("predicted", "ok") if column == "predicted_tokens_per_s" else ("ok",)
-        return sorted(there, key=lambda row: (row.state not in counts, -getattr(row, column))) + missing
+        there.sort(key=lambda row: (row.state not in counts or is_over_limit(row), -getattr(row, column)))
+        return there + missing
     return sorted(there, key=lambda row: getattr(row, column)) + missing
+
+
+def _by_prediction(row: Row) -> tuple[bool, bool, bool, float]:
+    """Profiled plans before the others, of each those that fit before those that don't, then from the fastest down."""
+    return row.state != "predicted", row.trial is None, is_over_limit(row), -(row.predicted_tokens_per_s or 0.0)
+
+
+def over_limit_lines(rows: Sequence[Row]) -> list[str]:
+    """What the mark of plans that are predicted not to fit means; nothing where none is."""
+    if not any(map(is_over_limit, rows)):
+        return []
+    return [
+        f"{OVER_LIMIT}: the predicted peak is over the memory limit; the plan isn't refused, because the prediction "
+        "may be too high, but it doesn't compete unless a run shows that it fits"
+    ]
 
 
 def without_the_slow_predictions(rows: Sequence[Row], most: int) -> tuple[list[Row], int]:
@@ -91,7 +108,10 @@ def without_the_slow_predictions(rows: Sequence[Row], most: int) -> tuple[list[R
 
 
 def results_table(rows: Sequence[Row]) -> Table:
-    """One line a plan. Best and baseline are marked in the first column; predictions stand in columns of their own."""
+    """One line a plan. The first column marks best, baseline and plans that are predicted not to fit.
+
+    Predictions stand in columns of their own.
+    """
     from rich import box
     from rich.table import Table
 
@@ -129,7 +149,7 @@ def _plan_cells(row: Row) -> list[str]:
         state = f"[{_STATE_STYLES[row.state]}]{row.state}[/]"
     numbers = (row.trial, row.pp, row.tp, row.dp, row.micro_batch_size, row.microbatches)
     return [
-        mark.get((bool(row.is_best), bool(row.is_baseline)), ""),
+        OVER_LIMIT if is_over_limit(row) else mark.get((bool(row.is_best), bool(row.is_baseline)), ""),
         *("-" if value is None else str(value) for value in numbers),
         f"{row.schedule}{chunks}{recompute}",
         state,

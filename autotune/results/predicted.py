@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from autotune.cost.memory import fits_in
 from autotune.results.measurement import Measurement
 
 __all__ = ["Expectation", "Parts", "Predicted"]
@@ -72,7 +73,7 @@ class Predicted:
 
     def fits(self, limit_bytes: int | None) -> bool:
         """Whether the expected peak is within a device's memory; True without a limit."""
-        return limit_bytes is None or self.peak_memory_bytes <= limit_bytes
+        return fits_in(limit_bytes, self.peak_memory_bytes)
 
     def columns(
         self, tokens_per_step: int, limit_bytes: int | None, measured: Measurement | None = None

@@ -18,6 +18,7 @@ __all__ = [
     "fastest",
     "fidelity_of",
     "is_baseline_schedule",
+    "is_over_limit",
     "judge",
     "rate",
 ]
@@ -34,11 +35,16 @@ def fidelity_of(rows: Sequence[Row]) -> Fidelity:
     return "profile" if "profile" in found else "predict" if "predict" in found else "run"
 
 
+def is_over_limit(row: Row) -> bool:
+    """Whether a plan that was only predicted is over the memory limit by its prediction, but not refused."""
+    return row.state == "predicted" and row.predicted_fits is False
+
+
 def rate(row: Row, fidelity: Fidelity) -> float | None:
     """tokens/s with which a row competes at a fidelity; None if it doesn't."""
     if fidelity == "run":
         return row.tokens_per_s if row.state == "ok" else None
-    competes = row.state == "predicted" and row.fidelity == fidelity and row.predicted_fits is not False
+    competes = row.state == "predicted" and row.fidelity == fidelity and not is_over_limit(row)
     return row.predicted_tokens_per_s if competes else None
 
 

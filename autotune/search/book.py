@@ -14,7 +14,7 @@ from autotune.results.measurement import Fidelity, State
 from autotune.results.pareto import pareto_front
 from autotune.results.predicted import Predicted
 from autotune.results.rows import row_without_trial, tokens_per_step
-from autotune.results.verdict import fidelity_of, judge
+from autotune.results.verdict import fidelity_of, is_over_limit, judge
 from autotune.search.folder import StudyFolder
 from autotune.search.forecast import Forecast
 from autotune.search.history import refused_by_history
@@ -89,7 +89,7 @@ class Book:
         return new
 
     def table(self, waiting: str) -> tuple[Row, ...]:
-        """Every row, judged: trials in order, predictions from the fastest down, refusals.
+        """Every row, judged: trials in order, predictions (those that fit first, from the fastest down), refusals.
 
         Args:
             waiting: the reason in the rows of plans that had no trial.
@@ -134,7 +134,7 @@ class Book:
             if predicted is None:
                 why = self.troubles.get(plan, self.unpredicted or reason)
             rows.append(self._row(plan, fingerprint, "predicted", why, predicted))
-        return sorted(rows, key=lambda row: row.predicted_step_time_s or float("inf"))
+        return sorted(rows, key=lambda row: (is_over_limit(row), row.predicted_step_time_s or float("inf")))
 
     def _row(self, plan: Plan, fingerprint: str, state: State, reason: str, predicted: Predicted | None) -> Row:
         tokens = tokens_per_step(self.space.model, self.space.training)
