@@ -24,7 +24,7 @@ from autotune.cost.pipeline import (
     order_of,
     pipeline,
 )
-from autotune.cost.prediction import Breakdown, MeanPasses, Prediction, model_flops
+from autotune.cost.prediction import Breakdown, MeanPasses, Prediction, model_flops, without_rounding
 from autotune.cost.work import PassWork, StageWork, embedding_work, head_work, layer_work
 from autotune.schedules import registry
 from autotune.schedules.costs import PassCosts
@@ -265,7 +265,7 @@ class Predictor:
             tp_s=m * sum(part.tp for part in parts),
             pp_s=messages_s,
             overhead_s=m * len(held) * self.machine.visit_s,
-            bubble_s=pipeline_s - run.busy_s[busiest] - messages_s,
+            bubble_s=without_rounding(pipeline_s - run.busy_s[busiest] - messages_s, pipeline_s),
             dp_s=dp_s,
             optimizer_s=optimizer_s,
         )

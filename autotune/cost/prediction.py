@@ -9,7 +9,7 @@ from autotune.schedules.costs import PassCosts
 from autotune.space.model import ModelSpec
 from autotune.space.plan import Plan
 
-__all__ = ["Breakdown", "MeanPasses", "Prediction", "model_flops"]
+__all__ = ["Breakdown", "MeanPasses", "Prediction", "model_flops", "without_rounding"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,19 @@ class Breakdown:
     def bubble_rate(self) -> float:
         """1 - work of the busiest device / time of the pipeline."""
         return max(0.0, self.pp_s + self.bubble_s) / self.pipeline_s
+
+
+_ROUNDING = 1e-9
+"""Share of a time that sums and differences of floats may be off by; a real fault is larger."""
+
+
+def without_rounding(difference_s: float, of_s: float) -> float:
+    """A difference of times, where it is below 0 by no more than rounding 0; a larger negative one stays and shows.
+
+    Args:
+        of_s: the time that was subtracted from.
+    """
+    return 0.0 if -_ROUNDING * of_s <= difference_s < 0 else difference_s
 
 
 @dataclass(frozen=True)
