@@ -30,6 +30,7 @@ NARROW = 0.03
 """Width of the interval of a ratio below which more rounds aren't worth their time."""
 
 _VERSION = 1
+_KEYS = ("version", "top", "most_rounds", "plans", "baseline", "interleaved", "earlier_s", "launches")
 
 
 @dataclass(frozen=True)
@@ -287,8 +288,12 @@ class Final:
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Final:
         """What `to_dict` gave. Raises ValueError, TypeError or KeyError if it is something else."""
-        if values["version"] != _VERSION:
+        if not isinstance(values, dict):
+            raise ValueError("it must be an object")
+        if values.get("version", _VERSION) != _VERSION:
             raise ValueError(f"its version is {values['version']!r}, not {_VERSION}")
+        if missing := [name for name in _KEYS if name not in values]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
         final = Final(
             Lineup(tuple(values["plans"]), values["baseline"], values["interleaved"]),
             values["top"],

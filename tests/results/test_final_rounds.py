@@ -245,3 +245,11 @@ def test_file_of_a_final_that_is_damaged_is_named(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UserError, match=r"final\.json is damaged"):
             read_final(path)
+    for text, why in (
+        ("[]", "it must be an object"),
+        ("{}", "it lacks version, top, most_rounds, plans"),
+        ('{"version": 9}', "its version is 9, not 1"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=f": {why}"):
+            read_final(path)
