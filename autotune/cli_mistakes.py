@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import Enum
+from pathlib import Path
 from typing import Any, get_args
 
 from typer import BadParameter
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from autotune.errors import UserError
 
 __all__ = ["Commands"]
 
 _KINDS = {int: "a whole number", float: "a number"}
+_TEXTS = {str: "a text that isn't empty", Path: "a path that isn't empty"}
 
 
 class Commands(TyperGroup):
@@ -28,6 +32,30 @@ class Commands(TyperGroup):
                 raise
             raise UserError(told) from None
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that `args` begin with. Raises UserError where a text or a path in the others is empty."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not isinstance(command, TyperGroup):
+            _refuse_empty(command, ctx, rest)
+        return name, command, rest
+
+
+def _refuse_empty(command: Any, ctx: Any, words: list[str]) -> None:
+    """Looks at the words themselves: as a path the empty text would be the current folder."""
+    given: dict[str, object] = {}
+    with suppress(TyperException):  # whatever else is wrong with them is told when they are read for good
+        parser = command.make_parser(ctx)
+        parser.allow_interspersed_args = True  # unlike in the context of a group: options may follow an argument
+        given, _, _ = parser.parse_args(args=list(words))
+    for parameter in command.params:
+        value, described = given.get(parameter.name), getattr(parameter, "type_descriptor", None)
+        if described is None or not isinstance(value, str) or value.strip():
+            continue
+        # Where no text at all is the default, an empty one says the same.
+        if described.annotation in _TEXTS and parameter.default != "":
+            without = "" if parameter.required else "; leave it out for the default"
+            raise UserError(f"{_name(parameter)} must be {_TEXTS[described.annotation]}, not {value!r}{without}")
+
 
 def _told(error: BadParameter) -> str | None:
     """`--trials must be a whole number of at least 1, not 'abc'`; None for what isn't about a value."""
@@ -37,8 +65,13 @@ def _told(error: BadParameter) -> str | None:
     rule = _rule(option)
     if rule is None:
         return None
-    names = [name for name in getattr(option, "opts", ()) if name.startswith("--")]
-    return f"{names[0] if names else option.name} must be {rule}, not {_shown(given)}"
+    return f"{_name(option)} must be {rule}, not {_shown(given)}"
+
+
+def _name(parameter: Any) -> str:
+    """As a user knows it: `--trials`, or an argument as the usage line shows it."""
+    names = [name for name in parameter.opts if name.startswith("--")]
+    return str(names[0] if names else parameter.metavar or parameter.name.upper())
 
 
 def _given(error: BadParameter) -> object:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.cli_mistakes import Commands
 from autotune.cli_schedule_best import best
 from autotune.cli_schedule_limits import check_drawing, check_limit, check_size, check_times, parse_pass_times
 from autotune.cli_schedule_output import Format, check_file, choose_format, emit
@@ -21,6 +22,7 @@ __all__ = ["schedule_app"]
 
 schedule_app = typer.Typer(
     name="schedule",
+    cls=Commands,
     help="Pipeline schedules: list the named ones, simulate and draw one, or find the best for given costs and memory.",
     no_args_is_help=True,
     rich_markup_mode=None,

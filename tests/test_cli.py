@@ -73,7 +73,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (["search", str(SPACE), "--timeout", "-1"], "--timeout must be above 0"),
         (["search", str(SPACE), "--worker", "run {nope}", "--trials", "1"], "unknown placeholder {nope}"),
         (["search", str(SPACE), "--name", "../zz", "--fidelity", "predict"], "--name: '../zz' can't name a study"),
-        (["search", str(SPACE), "--name", "", "--dry-run"], "--name: '' can't name a study"),
+        (["search", str(SPACE), "--name", "", "--dry-run"], "--name must be a text that isn't empty, not ''"),
         (["results", "nowhere"], "no results table nowhere/trials.csv"),
         (["compare", "nowhere"], "no results table"),
         (["export", "nowhere", "--to", "torchrun", "--out", "x"], "nowhere"),

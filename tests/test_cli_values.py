@@ -34,15 +34,16 @@ COMMANDS = {
     "schedule show": ("schedule", "show", "1f1b", *PIPELINE),
 }
 NO_NUMBERS = ("nan", "inf", "-inf", "1e400", "-1")
+EMPTY_CHANGES_NOTHING = {("search", "--assume"), ("predict", "--assume"), ("predict", "--machine")}
 LEGAL = {("schedule best", "--seed", "-1")}
 
 
 def options(*kinds: type) -> Iterator[tuple[str, str]]:
-    """(command, option) of every option whose value is of one of the kinds."""
+    """(command, option or argument) of everything whose value is of one of the kinds."""
     for name, command in _commands(get_command(app), ()):
         for parameter in command.params:
             descriptor = getattr(parameter, "type_descriptor", None)
-            if descriptor is not None and descriptor.annotation in kinds and parameter.opts[0].startswith("--"):
+            if descriptor is not None and descriptor.annotation in kinds:
                 yield name, parameter.opts[0]
 
 
@@ -110,3 +111,38 @@ def test_a_limit_without_end_is_told_by_what_is_legal(arguments: tuple[str, ...]
 def test_no_number_within_a_text_is_none(command: str, option: str, text: str) -> None:
     for value in NO_NUMBERS:
         assert told(*COMMANDS[command], f"{option}={text.format(value)}"), value
+
+
+@pytest.mark.parametrize(("command", "option"), list(options(str, Path)))
+def test_no_text_and_no_path_is_empty(
+    command: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in ("", " ", "\t"):
+        given = list(COMMANDS[command])
+        if option.startswith("--"):
+            given.append(f"{option}={value}")
+        else:  # the argument follows the names of the command
+            given[len(command.split())] = value
+        refused = told(*given)
+        if (command, option) in EMPTY_CHANGES_NOTHING:
+            assert not refused
+        else:
+            assert "must be" in refused
+            assert f"not {value!r}" in refused
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("worker", ["''", "'' {out}", "' ' --request {request}"])
+def test_a_command_has_a_program(worker: str) -> None:
+    assert "its first word, the program to run, is empty" in told(*COMMANDS["search"], "--worker", worker)
+    shell = ("--hosts", "a", "--remote-shell", f"{worker} {{host}}")
+    assert "its first word, the program to run, is empty" in told(*COMMANDS["search"], *shell)
+
+
+@pytest.mark.parametrize("command", ["\"''\"", "['']", "[' ', '{out}']"])
+def test_a_command_of_a_space_has_a_program(command: str, tmp_path: Path) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text(Path(SPACE).read_text() + f"\nworker: {{command: {command}}}\n")
+    assert "worker.command" in (message := told("search", str(space), "--dry-run"))
+    assert "has no program to run: its first word is empty" in message

@@ -175,6 +175,8 @@ def parse_worker(text: str, starter: Starter = "torchrun") -> WorkerCommand:
         raise UserError(f"worker command {text!r}: {error}") from None
     if not words:
         raise UserError("the worker command is empty")
+    if not words[0].strip():
+        raise UserError(f"worker command {text!r}: its first word, the program to run, is empty")
     _refuse_unknown(text)
     return WorkerCommand(tuple(words), starter, reader=_reader_of(text))
 

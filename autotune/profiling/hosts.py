@@ -53,6 +53,10 @@ class Hosts:
                 raise UserError(f"--hosts: {name!r} is no host name")
             if self.names.count(name) > 1:
                 raise UserError(f"--hosts: {name} is there {self.names.count(name)} times; every node is named once")
+        if not self.remote_shell[0].strip():
+            raise UserError(
+                f"--remote-shell {shlex.join(self.remote_shell)!r}: its first word, the program to run, is empty"
+            )
         if not any("{host}" in word for word in self.remote_shell):
             raise UserError(f"--remote-shell {shlex.join(self.remote_shell)!r} lacks {{host}}, the name of the node")
         if self.head in _OWN_NAMES and not all(name.startswith("127.") for name in self.names[1:]):

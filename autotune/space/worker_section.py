@@ -50,6 +50,12 @@ def _split_command(value: Any) -> Any:
         raise _told(f"{value!r} can't be split into words: {error}") from None
 
 
+def _with_program(words: list[str]) -> list[str]:
+    if words and not words[0].strip():
+        raise _told(f"{words!r} has no program to run: its first word is empty")
+    return words
+
+
 def _pattern(text: str) -> str:
     try:
         groups = re.compile(text).groupindex
@@ -68,7 +74,7 @@ def _as_list(value: Any) -> Any:
 
 
 Placed = Annotated[StrictStr, AfterValidator(_known_placeholders)]
-Command = Annotated[list[Placed], BeforeValidator(_split_command), Field(min_length=1)]
+Command = Annotated[list[Placed], BeforeValidator(_split_command), Field(min_length=1), AfterValidator(_with_program)]
 Patterns = Annotated[list[Annotated[StrictStr, AfterValidator(_pattern)]], BeforeValidator(_as_list)]
 
 
