@@ -64,7 +64,7 @@ def test_dry_run_checks_every_option(options: list[str], told: str) -> None:
         ("search SPACE --seed 1.5", "--seed must be a whole number, not 1.5"),
         ("search SPACE --fidelity foo", "--fidelity must be one of predict, profile, run, not 'foo'"),
         ("results DIR --top -1", "--top must be a whole number of at least 0, not -1"),
-        ("export DIR --to x --out y", "--to must be one of torchrun, megatron, torchtitan, not 'x'"),
+        ("export DIR --to x --out y", "--to must be one of worker, torchrun, megatron, torchtitan, not 'x'"),
         ("calibrate --nodes 0 --out x", "--nodes must be a whole number from 1 to 100000, not 0"),
         ("predict SPACE --top 0", "--top must be a whole number of at least 1, not 0"),
         ("schedule show v-half --devices q --microbatches 2", "--devices must be a whole number, not 'q'"),
