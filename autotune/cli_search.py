@@ -368,8 +368,9 @@ def _ending(result: SearchResult) -> str:
         also += f" or refused by what a smaller one showed ({result.refused_by_history})"
     left = result.legal - result.evaluated - refused - result.refused_by_history
     tried = "run" if result.fidelity == "run" else done
+    all_well = all(row.state in ("ok", "predicted", "refused") for row in result.rows)
     return {
-        "complete": f"every legal plan was {done}{also}",
+        "complete": f"every legal plan was {done if all_well else 'tried'}{also}",
         "converged": f"stopped: {result.why}; {left} legal plans were not {tried}",
         "trials": f"the budget of trials is spent, {left} legal plans were not {tried}",
         "timeout": f"the time is spent, {left} legal plans were not {tried}",

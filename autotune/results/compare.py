@@ -17,6 +17,8 @@ from autotune.results.verdict import INTERLEAVED_SCHEDULE, fastest, fidelity_of,
 
 __all__ = ["Comparison", "Contest", "compare", "in_force"]
 
+_GOES_ON = "a search that is at it goes on, else --resume does"
+
 
 @dataclass(frozen=True)
 class Contest:
@@ -54,7 +56,9 @@ class Comparison:
         fidelity: at which all plans in it were evaluated; `run` is measured, the others are predicted.
         challenger: the fastest other plan of the final.
         final: the final whose numbers these are; None where they are the search's own.
-        remark: why a final that there is doesn't count; empty if it does, or there is none.
+        remark: why a final that there is doesn't count, or that it isn't over; empty if it counts and is, or there is
+            none.
+        tried: whether the study has 1F1B plans at all, and interleaved ones.
     """
 
     best: Row | None
@@ -64,6 +68,7 @@ class Comparison:
     challenger: Contest | None = None
     final: Final | None = None
     remark: str = ""
+    tried: tuple[bool, bool] = (True, True)
 
     @property
     def source(self) -> str:
@@ -79,11 +84,16 @@ class Comparison:
         if self.best is None:
             return ["no plan of this study ran within its limits, so there is nothing to compare"]
         remarks = [self.remark] if self.remark else []
-        families = ((self.baseline, "1F1B"), (self.interleaved, "interleaved 1F1B"))
+        families = ((self.baseline, "1F1B", self.tried[0]), (self.interleaved, "interleaved 1F1B", self.tried[1]))
         if self.final is not None:
-            return [final_sentence(self.best, one, self.challenger, name) for one, name in families] + remarks
+            return [
+                final_sentence(self.best, one, self.challenger, name, tried) for one, name, tried in families
+            ] + remarks
         label = f"{self.source}: " if self.source else ""
-        return [label + search_sentence(self.best, one, name, bool(self.source)) for one, name in families] + remarks
+        predicted = bool(self.source)
+        return [
+            label + search_sentence(self.best, one, name, predicted, tried) for one, name, tried in families
+        ] + remarks
 
     def to_dict(self) -> dict[str, object]:
         """Plain JSON values."""
@@ -123,6 +133,7 @@ def compare(rows: Sequence[Row], final: Final | None = None) -> Comparison:
         _contest("best interleaved plan", best, interleaved, fidelity),
         fidelity,
         remark="" if final is None else _why_not(final, rows),
+        tried=_tried(rows),
     )
 
 
@@ -149,7 +160,13 @@ def _by_final(rows: Sequence[Row], final: Final) -> Comparison:
         "run",
         contest("fastest other plan", final.challenger()),
         final,
+        "" if final.upcoming() is None else f"the final isn't over: {final.progress} so far; {_GOES_ON}",
+        _tried(rows),
     )
+
+
+def _tried(rows: Sequence[Row]) -> tuple[bool, bool]:
+    return any(map(is_baseline_schedule, rows)), any(row.schedule == INTERLEAVED_SCHEDULE for row in rows)
 
 
 def _why_not(final: Final, rows: Sequence[Row]) -> str:
@@ -158,7 +175,7 @@ def _why_not(final: Final, rows: Sequence[Row]) -> str:
         so = f"there is none to hold now, {few}" if few else "--resume holds another"
         return f"the final was between other plans than those that lead now, so it doesn't count; {so}"
     if not final.launches or final.upcoming() is not None:
-        return f"the final was cut short after {final.progress}, so it doesn't count; --resume finishes it"
+        return f"the final isn't over: {final.progress} so far, so it doesn't count yet; {_GOES_ON}"
     return final.decided_nothing
 
 

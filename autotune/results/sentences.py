@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 __all__ = ["final_sentence", "interval_text", "search_sentence"]
 
 
-def search_sentence(best: Row, contest: Contest | None, family: str, predicted: bool) -> str:
-    """The best plan against a family's, by the numbers of the search itself."""
+def search_sentence(best: Row, contest: Contest | None, family: str, predicted: bool, tried: bool = True) -> str:
+    """The best plan against a family's, by the numbers of the search itself.
+
+    Args:
+        tried: whether the study has plans of the family at all.
+    """
     if contest is None:
-        return f"no {family} plan of this study {'fits' if predicted else 'ran within its limits'}"
+        return _none_of(family, "fits" if predicted else "ran within its limits", tried)
     if contest.other is best:
         return f"the best plan is itself {_a(family)} plan: {best.describe()}"
     other = f"the {contest.name} ({contest.other.describe()})"
@@ -31,14 +35,17 @@ def search_sentence(best: Row, contest: Contest | None, family: str, predicted: 
     return f"{said}: the difference is inside the spread, so no gain over {family} is shown"
 
 
-def final_sentence(best: Row, contest: Contest | None, challenger: Contest | None, family: str) -> str:
+def final_sentence(
+    best: Row, contest: Contest | None, challenger: Contest | None, family: str, tried: bool = True
+) -> str:
     """The best plan against a family's, by the final.
 
     Args:
         challenger: the fastest other plan, for the case that the family's plan is the best.
+        tried: whether the study has plans of the family at all.
     """
     if contest is None:
-        return f"no {family} plan of this study ran within its limits"
+        return _none_of(family, "ran within its limits", tried)
     if contest.other is best:
         said = f"no gain over {family}: the best plan is itself {_a(family)} plan, {best.describe()}"
         return said if challenger is None else f"{said}; {_behind(challenger)}"
@@ -66,6 +73,10 @@ def _behind(challenger: Contest) -> str:
     # The contest says how much faster the best is; here the other way round.
     ratio, interval = interval_text(1 / challenger.ratio, 1 / challenger.high, 1 / challenger.low)
     return f"the fastest other plan, {challenger.other.describe()}, is {ratio} ({interval}) as fast"
+
+
+def _none_of(family: str, did: str, tried: bool) -> str:
+    return f"no {family} plan of this study {did}" if tried else f"this study has no {family} plan to compare with"
 
 
 def _a(family: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import json
 from typing import Any
 
@@ -78,7 +80,10 @@ def test_comparison_gives_ratio_and_what_the_spread_leaves_of_it() -> None:
 def test_comparison_says_plainly_that_1f1b_is_best() -> None:
     found = compare([row("zb-v", 1.0), row("1f1b", 0.5, pp=1, tp=1, dp=4)])
     assert found.sentences()[0].startswith("the best plan is itself a 1F1B plan: pp1 tp1 dp4")
-    assert found.sentences()[1] == "no interleaved 1F1B plan of this study ran within its limits"
+    assert found.sentences()[1] == "this study has no interleaved 1F1B plan to compare with"
+    failed = replace(row("interleaved-1f1b", 1.0), state="oom")
+    told = compare([row("zb-v", 1.0), row("1f1b", 0.5), failed]).sentences()[1]
+    assert told == "no interleaved 1F1B plan of this study ran within its limits"
 
 
 def test_comparison_of_nothing_says_so() -> None:

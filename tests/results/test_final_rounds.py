@@ -203,7 +203,21 @@ def test_final_between_other_plans_than_now_lead_does_not_count() -> None:
     assert "measured steps" in found.sentences()[0]
     assert "between other plans" in found.sentences()[-1]
     cut = Final(final.lineup, 3, 8, final.launches[:7])
-    assert "cut short after 1 of 3 to 8 rounds" in compare(ROWS, cut).sentences()[-1]
+    assert "isn't over: 1 of 3 to 8 rounds so far, so it doesn't count yet" in compare(ROWS, cut).sentences()[-1]
+
+
+def test_final_that_decides_already_but_is_not_over_says_so() -> None:
+    noise = {"a": 1.0, "c": 1.002, "d": 1.2, "b": 1.003, "f": 1.3}
+    final = Final(pick_lineup(ROWS, 3), 3, 8)
+    times = noisy(3, 0.03, **noise)
+    while final.rounds < LEAST_ROUNDS and (upcoming := final.upcoming()) is not None:
+        final = final.with_launch(launch(*upcoming, times(*upcoming)))
+    assert final.upcoming() is not None
+    found = compare(ROWS, final)
+    assert found.final is final
+    assert found.sentences()[-1].startswith("the final isn't over: 3 of 3 to 8 rounds so far; ")
+    over = compare(ROWS, final_of(ROWS, **noise))
+    assert not any("isn't over" in said for said in over.sentences())
 
 
 def test_no_other_final_is_promised_where_none_can_be_held() -> None:

@@ -134,7 +134,8 @@ def test_a_final_cut_short_is_finished_by_resume(three: Bench, number: int) -> N
     if number == signal.SIGINT:
         assert tuner.returncode == 130
         assert "the final was interrupted after 1 of 3 to 8 rounds; --resume goes on with it" in out
-        assert "cut short after 1 of 3 to 8 rounds" in three.run("compare", str(three.study)).stdout
+        told = three.run("compare", str(three.study)).stdout
+        assert "isn't over: 1 of 3 to 8 rounds so far, so it doesn't count yet" in told
     three.tell_worker(*times(s_1f1b=0.2, interleaved_1f1b=0.18, zb_h1=0.1))
     done = three.search("--final", "1", "--resume")
     assert done.returncode == 0, done.stderr
@@ -220,7 +221,7 @@ def test_the_final_ends_when_the_study_s_time_is_spent_and_goes_on_when_there_is
     assert cut.final is not None
     assert cut.final == kept[-1]
     assert (len(kept), cut.final.decides) == (4, False)
-    assert "cut short after 2 of 3 rounds" in compare(rows, cut.final).sentences()[-1]
+    assert "isn't over: 2 of 3 rounds so far" in compare(rows, cut.final).sentences()[-1]
     whole = held(1000.0, cut.final)
     assert whole.remark == ""
     assert whole.final is not None
