@@ -28,7 +28,7 @@ from autotune.schedules import registry
 from autotune.space.devices import DEVICES
 from autotune.space.machine import LEGAL, out_of_range
 from autotune.space.plan import Recompute
-from autotune.space.units import parse_bandwidth, parse_size, parse_time
+from autotune.space.units import parse_bandwidth, parse_duration, parse_size, parse_time
 from autotune.space.worker_section import WorkerSection
 
 __all__ = [
@@ -89,6 +89,7 @@ Figure = Annotated[float, BeforeValidator(_number_from_text)]
 Fraction = Annotated[float, BeforeValidator(_number_from_text), Field(gt=0, le=1)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Time = Annotated[float, BeforeValidator(parse_time)]
+Patience = Annotated[float, BeforeValidator(parse_duration)]
 Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth)]
 Counts = Annotated[list[Count], BeforeValidator(_as_list), Field(min_length=1)]
 Recomputes = Annotated[list[Recompute], BeforeValidator(_as_list), Field(min_length=1)]
@@ -235,9 +236,9 @@ class TrialSection(_Section):
 
     warmup_steps: Count = Field(1, description="optimizer steps before the measured ones")
     measured_steps: Annotated[StrictInt, Field(ge=3, le=10**6)] = Field(3, description="optimizer steps measured")
-    timeout_s: Number = Field(600.0, description="seconds after which a trial is stopped")
-    hang_timeout_s: Number | None = Field(
-        None, description="seconds without progress of any rank after which a trial is stopped"
+    timeout_s: Patience = Field(600.0, description="time after which a trial is stopped, in seconds or with a unit")
+    hang_timeout_s: Patience | None = Field(
+        None, description="time without progress of any rank after which a trial is stopped"
     )
 
 

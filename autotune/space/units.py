@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["format_bytes", "format_count", "parse_bandwidth", "parse_size", "parse_time"]
+__all__ = ["format_bytes", "format_count", "parse_bandwidth", "parse_duration", "parse_size", "parse_time"]
 
 _NUMBER = re.compile(r"^\s*(?P<number>[0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*(?P<unit>[^\s0-9.]\S*)?\s*$")
 
@@ -27,13 +27,21 @@ def parse_size(value: object) -> int:
     return round(_parse(value, _BYTES, "a size", "such as 8GiB (1024^3 bytes), 80GB (10^9 bytes) or a number of bytes"))
 
 
+_LEGAL_TIMES = "such as 15us, 2ms, 1.5s or a number of seconds"
+
+
 def parse_time(value: object) -> float:
     """Seconds from `15us`, `2ms`, `1.5s` or a plain number of seconds; 0 is a time.
 
     Raises:
         ValueError: not a time; the message gives the legal spellings.
     """
-    return _parse(value, _SECONDS, "a time", "such as 15us, 2ms, 1.5s or a number of seconds", zero=True)
+    return _parse(value, _SECONDS, "a time", _LEGAL_TIMES, zero=True)
+
+
+def parse_duration(value: object) -> float:
+    """As `parse_time`, but above 0: how long something may take."""
+    return _parse(value, _SECONDS, "a time", _LEGAL_TIMES)
 
 
 def parse_bandwidth(value: object) -> float:

@@ -145,6 +145,9 @@ def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_known_one(
         ("search: [1]", "search", "[1]", "mapping"),
         ("trial: {measured_steps: 1}", "trial.measured_steps", "1", "at least 3"),
         ("trial: {timeout_s: soon}", "trial.timeout_s", "'soon'", "number"),
+        ("trial: {timeout_s: 0s}", "trial.timeout_s", "'0s'", "above 0"),
+        ("trial: {hang_timeout_s: -1}", "trial.hang_timeout_s", "-1", "above 0"),
+        ("trial: {timeout_s: .inf}", "trial.timeout_s", "inf", "15us, 2ms, 1.5s"),
         ("name: a/b", "name", "'a/b'", "letters"),
         ("name: ../up", "name", "'../up'", "letters"),
     ],
@@ -285,6 +288,14 @@ def test_sizes(text: object, number: int) -> None:
 def test_what_is_no_size_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match="size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("900s", 900.0), ("1.5s", 1.5), ("90", 90.0), ("1e2", 100.0)])
+def test_timeouts_take_times_with_units(tmp_path: Path, text: str, seconds: float) -> None:
+    path = tmp_path / "my-space.yaml"
+    path.write_text(GOOD + f"trial: {{timeout_s: {text}, hang_timeout_s: {text}}}")
+    trial = load_space(path).trial
+    assert (trial.timeout_s, trial.hang_timeout_s) == (seconds, seconds)
 
 
 def test_times_and_bandwidths() -> None:
