@@ -19,10 +19,13 @@ import os
 import signal
 import sys
 import time
-from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import resource
 
 _PR_SET_PDEATHSIG = 1
-
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_hooks")
 
@@ -51,20 +54,14 @@ def main(
     if hooks:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_HOOKS, os.environ.get("PYTHONPATH"))))
     own_pid = os.getpid()
+    # From before there is a child until it has ended, so that no signal comes too early or too late to be passed on.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*_FORWARDED, signal.SIGCHLD))
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # ignored, it would never be waited for
     child = os.fork()
     if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _exec(command, own_pid, cwd)
-
-    asked: list[int] = []
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, forward)
-    _, status, usage = os.wait4(child, 0)
+    status, usage, asked = _wait(child)
     ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     exit_code = 128 + ended_by if ended_by is not None else os.WEXITSTATUS(status)
     _write(
@@ -80,6 +77,19 @@ def main(
         },
     )
     return exit_code
+
+
+def _wait(child: int) -> tuple[int, resource.struct_rusage, list[int]]:
+    """Pass on every signal until the child ends: its status, what it used, and the signals it was sent."""
+    asked: list[int] = []
+    while True:
+        pid, status, usage = os.wait4(child, os.WNOHANG)
+        if pid:
+            return status, usage, asked
+        number = signal.sigwait((*_FORWARDED, signal.SIGCHLD))
+        if number != signal.SIGCHLD:
+            asked.append(number)
+            os.kill(child, number)  # it may have ended, but until it is waited for it is there
 
 
 def _exec(command: list[str], parent: int, cwd: str | None) -> None:

@@ -384,6 +384,24 @@ def test_rank_ended_by_a_signal_is_the_cause_though_its_peer_told_first_that_it_
     assert (outcome.state, told in outcome.reason) == (state, True), outcome.reason
 
 
+def test_signal_that_comes_as_soon_as_there_is_a_rank_is_passed_on(tmp_path: Path) -> None:
+    command = "trap 'exit 3' INT; echo ready; while :; do sleep 0.05; done"
+    # The rank runs for half a second before its parent comes to waiting for it.
+    late = (
+        "import os, runpy, sys, time; fork = os.fork; os.fork = lambda: (pid := fork(), pid and time.sleep(0.5))[0]; "
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    rank = subprocess.Popen(
+        [sys.executable, "-c", late, rank_entry.__file__, "--no-hooks", str(tmp_path), "sh", "-c", command],
+        env=os.environ | {"RANK": "0"},
+    )
+    wait_until(lambda: (tmp_path / "rank-0.log").exists() and "ready" in (tmp_path / "rank-0.log").read_text())
+    rank.send_signal(signal.SIGINT)
+    assert rank.wait(timeout=60) == 3
+    told = json.loads((tmp_path / "rank-0.exit.json").read_text())
+    assert (told["exit_code"], told["signal"], told["interrupted"]) == (3, None, True)
+
+
 def test_rank_that_sigint_ended_while_its_python_started_was_killed_whatever_its_exit_code(tmp_path: Path) -> None:
     command = "trap 'echo KeyboardInterrupt; exit 1' INT; echo ready; while :; do sleep 0.05; done"
     entry = Path(rank_entry.__file__)
