@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -384,6 +385,15 @@ def test_rank_ended_by_a_signal_is_the_cause_though_its_peer_told_first_that_it_
     assert (outcome.state, told in outcome.reason) == (state, True), outcome.reason
 
 
+@pytest.fixture
+def sigint_as_usual() -> Iterator[None]:
+    """Not ignored, as background jobs of a script inherit it: a shell can't trap what it was started to ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint_as_usual")
 def test_signal_that_comes_as_soon_as_there_is_a_rank_is_passed_on(tmp_path: Path) -> None:
     command = "trap 'exit 3' INT; echo ready; while :; do sleep 0.05; done"
     # The rank runs for half a second before its parent comes to waiting for it.
@@ -402,6 +412,7 @@ def test_signal_that_comes_as_soon_as_there_is_a_rank_is_passed_on(tmp_path: Pat
     assert (told["exit_code"], told["signal"], told["interrupted"]) == (3, None, True)
 
 
+@pytest.mark.usefixtures("sigint_as_usual")
 def test_rank_that_sigint_ended_while_its_python_started_was_killed_whatever_its_exit_code(tmp_path: Path) -> None:
     command = "trap 'echo KeyboardInterrupt; exit 1' INT; echo ready; while :; do sleep 0.05; done"
     entry = Path(rank_entry.__file__)
